@@ -1,0 +1,94 @@
+"""Parity: a converted model measured against its base, position by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.conversion.calibration import windows
+from causal_qwen.conversion.convert import added_parameters
+from causal_qwen.conversion.sources import Base
+from causal_qwen.heads import exact
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+
+__all__ = ["Parity", "measure_parity"]
+
+POSITIONS = 32  # per block of (positions, V) tensors
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How a converted model compares with its base on a text.
+
+    Args:
+        positions: Positions measured.
+        max_abs_logit_diff: Largest difference of a logit; <NUM>, which the base does not have, is left out.
+        argmax_agreement: Share of positions whose deterministic choice, argmax (loc_S − C)/scale_S, is the base's.
+        ovr_prob_sum_median: Median of ΣP_k; 1 for a calibrated model.
+        ovr_loss: One-vs-Rest loss per position.
+        softmax_nll: Cross-entropy of the text under ``logits``, in nats per token.
+        added_parameters_fraction: New parameters relative to the base's.
+        dtype: Of the backbone.
+    """
+
+    positions: int
+    max_abs_logit_diff: float
+    argmax_agreement: float
+    ovr_prob_sum_median: float
+    ovr_loss: float
+    softmax_nll: float
+    added_parameters_fraction: float
+    dtype: str
+
+
+@torch.no_grad()
+def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Parity:
+    """Run both models over windows of ``text`` and compare what they say of the next token.
+
+    Args:
+        model: Converted from ``base``.
+        base: The base, in the same dtype.
+        text: Ordinary text that was not calibrated on.
+    """
+    num_token_id = model.config.num_token_id
+    diffs, agreements, prob_sums, losses, nlls = [], [], [], [], []
+    for window in windows(base.tokenizer, text):
+        input_ids, labels = window[None, :-1].to(model.device), window[1:].to(model.device)
+        outputs = model(input_ids=input_ids, output_logits=False)
+        z = base.model.model(input_ids=input_ids).last_hidden_state[0]
+        laws = (Cauchy(outputs.loc_U[0], outputs.scale_U[0]), Cauchy(outputs.loc_U0[0], outputs.scale_U0[0]))
+        for start in range(0, len(labels), POSITIONS):
+            block = slice(start, start + POSITIONS)
+            U, U0 = (law[block] for law in laws)
+            expected = exact(base.model.lm_head(z[block]))  # (n, V)
+            logits = exact(model.token_logits(U.loc))  # (n, V) or (n, V + 1)
+            known = torch.arange(expected.shape[-1], device=expected.device) != num_token_id
+            diffs.append((logits[:, : expected.shape[-1]] - expected)[:, known].abs().max())
+            S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
+            agreements.append(model.action.standing(S).argmax(-1) == expected.argmax(-1))
+            prob_sum, loss = _ovr(S, model.action.threshold, labels[block])
+            prob_sums.append(prob_sum)
+            losses.append(loss)
+            nlls.append(torch.nn.functional.cross_entropy(logits, labels[block], reduction="none"))
+    return Parity(
+        positions=sum(map(len, losses)),
+        max_abs_logit_diff=torch.stack(diffs).max().item(),
+        argmax_agreement=torch.cat(agreements).double().mean().item(),
+        ovr_prob_sum_median=torch.cat(prob_sums).median().item(),
+        ovr_loss=torch.cat(losses).double().mean().item(),
+        softmax_nll=torch.cat(nlls).double().mean().item(),
+        added_parameters_fraction=added_parameters(model, base) / base.model.num_parameters(),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
+def _ovr(S: Cauchy, threshold: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """ΣP_k and the One-vs-Rest loss of each position, both (n,)."""
+    column = labels[:, None]
+    log_rest = S.log_cdf(threshold)  # (n, V)
+    label = Cauchy(S.loc.gather(-1, column), S.scale.gather(-1, column)).log_sf(threshold[column])
+    loss = -(log_rest.sum(-1) + (label - log_rest.gather(-1, column)).squeeze(-1))
+    return S.sf(threshold).sum(-1), loss

@@ -1,0 +1,146 @@
+"""Weights of Qwen2, Llama and CausalQwen checkpoints, without transformers.
+
+Their tensors are called ``model.<name>`` and ``lm_head.weight``; the decoder's own names are the same without
+the prefix. A CausalQwen checkpoint holds its heads beside them; the plain decoder leaves those alone, so it
+runs the backbone and the head: what the converted base said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from causal_qwen.decoder.config import DecoderConfig
+from causal_qwen.decoder.model import CausalLM
+
+__all__ = ["from_hf", "load_directory"]
+
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_CAUSAL_HEADS = ("abduction.", "action.", "numeric_embedding.")
+_COMPUTED = "rotary_emb.inv_freq"  # old Llama checkpoints store it; it follows from the config
+
+
+class PretrainedModel(Protocol):
+    """What :func:`from_hf` needs of a transformers model."""
+
+    @property
+    def config(self) -> object:
+        """Its config."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        ...
+
+
+def load_directory(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """A decoder with the weights in ``directory``.
+
+    Args:
+        directory: Holds config.json and model.safetensors, or model.safetensors.index.json and its shards.
+        dtype: Of the loaded weights.
+
+    Raises:
+        FileNotFoundError: If the directory does not hold such a checkpoint.
+        ValueError: If the config or a tensor does not fit the decoder.
+    """
+    directory = Path(directory)
+    config_path = directory / "config.json"
+    if not config_path.is_file():
+        raise FileNotFoundError(f"{directory} has no config.json: give what save_pretrained wrote")
+    config = DecoderConfig.from_hf_config(json.loads(config_path.read_text(encoding="utf-8")))
+    files = _tensor_files(directory)
+    return _build(config, files, lambda name: _read(files[name], name), source=str(directory), dtype=dtype)
+
+
+def from_hf(model: PretrainedModel, *, dtype: torch.dtype | None = None) -> CausalLM:
+    """A decoder with copies of the weights of a Qwen2, Llama or CausalQwen model of transformers.
+
+    Args:
+        model: The model, in memory.
+        dtype: Of the copies; the model's own when None.
+
+    Raises:
+        ValueError: If its config or a tensor does not fit the decoder.
+    """
+    config = DecoderConfig.from_hf_config(model.config)
+    tensors = model.state_dict()
+    return _build(config, tensors, tensors.__getitem__, source=type(model).__name__, dtype=dtype)
+
+
+def _build(
+    config: DecoderConfig,
+    names: Iterable[str],
+    read: Callable[[str], Tensor],
+    *,
+    source: str,
+    dtype: torch.dtype | None,
+) -> CausalLM:
+    """The decoder of ``config`` with the tensors that ``read`` gives."""
+    present = {name for name in names if not name.startswith(_CAUSAL_HEADS) and not name.endswith(_COMPUTED)}
+    if config.tie_word_embeddings and {_HEAD, _EMBEDDING} <= present:
+        if torch.equal(read(_HEAD), read(_EMBEDDING)):
+            present.remove(_HEAD)
+        else:  # the config says tied, the weights say otherwise: GGUF conversions of Qwen2.5 do
+            config = replace(config, tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = CausalLM(config)
+    shapes = {_checkpoint_name(name): tensor.shape for name, tensor in model.state_dict().items()}
+    _refuse(source, "lacks", sorted(shapes.keys() - present))
+    _refuse(source, "has tensors that this decoder has no place for:", sorted(present - shapes.keys()))
+    tensors: dict[str, Tensor] = {}
+    for name in model.state_dict():
+        tensor = read(_checkpoint_name(name))
+        expected = shapes[_checkpoint_name(name)]
+        if tensor.shape != expected:
+            raise ValueError(
+                f"{source}: {_checkpoint_name(name)} has shape {tuple(tensor.shape)}, the config says "
+                f"{tuple(expected)}. Its config and its weights must be of one model"
+            )
+        tensors[name] = tensor.detach().to(dtype or tensor.dtype, copy=True)
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
+
+
+def _checkpoint_name(name: str) -> str:
+    """``lm_head.weight`` stays, everything else lives under ``model.``."""
+    return name if name == _HEAD else f"model.{name}"
+
+
+def _refuse(source: str, complaint: str, names: list[str]) -> None:
+    if names:
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise ValueError(f"{source} {complaint} {shown}. Its config and its weights must be of one model")
+
+
+def _tensor_files(directory: Path) -> dict[str, Path]:
+    """The file of each tensor."""
+    index = directory / "model.safetensors.index.json"
+    single = directory / "model.safetensors"
+    if single.is_file():
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    if not index.is_file():
+        raise FileNotFoundError(
+            f"{directory} has neither model.safetensors nor model.safetensors.index.json: "
+            "write the weights there with save_pretrained"
+        )
+    shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    missing = sorted({shard for shard in shards.values() if not (directory / shard).is_file()})
+    if missing:
+        raise FileNotFoundError(f"{directory} lacks the shards {', '.join(missing)}: download them again")
+    return {name: directory / shard for name, shard in shards.items()}
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor

@@ -1,0 +1,76 @@
+"""A function compiled at its first use, with a plain twin for where no compiler works.
+
+Nothing is compiled at import. ``CAUSAL_QWEN_COMPILE=0`` and ``TORCHDYNAMO_DISABLE=1`` select the plain twin; a compiler
+that fails does so too, with one line in the log. This module does not know what it compiles.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+
+__all__ = ["CompiledKernel", "compilation_enabled"]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Variants of one kernel: dtypes × row counts × whether its inputs were made in inference mode.
+VARIANTS = 32
+
+
+def compilation_enabled() -> bool:
+    """Whether the environment allows torch.compile: neither CAUSAL_QWEN_COMPILE=0 nor TORCHDYNAMO_DISABLE=1."""
+    return os.environ.get("CAUSAL_QWEN_COMPILE", "1") != "0" and os.environ.get("TORCHDYNAMO_DISABLE", "0") != "1"
+
+
+class CompiledKernel(Generic[P, R]):
+    """fast(*args) = plain(*args): the compiled form where a compiler works, the plain form elsewhere.
+
+    Args:
+        fast: What is compiled, on the first call. All sizes are dynamic.
+        plain: The same result without a compiler.
+    """
+
+    def __init__(self, fast: Callable[P, R], plain: Callable[P, R]) -> None:
+        self.fast = fast
+        self.plain = plain
+        self.failed = False
+        self._compiled: Callable[P, R] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The result, from whichever form works here."""
+        if self.failed or not compilation_enabled():
+            return self.plain(*args, **kwargs)
+        try:
+            return self._build()(*args, **kwargs)
+        except Exception as error:  # whatever a missing or broken tool chain raises
+            self._give_up(error)
+            return self.plain(*args, **kwargs)
+
+    def _build(self) -> Callable[P, R]:
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = torch.compile(
+                    self.fast, dynamic=True, fullgraph=True, recompile_limit=VARIANTS, isolate_recompiles=True, options={"cpp.enable_floating_point_contract_flag": "fast"}
+                )
+            return self._compiled
+
+    def _give_up(self, error: Exception) -> None:
+        with self._lock:
+            if not self.failed:
+                self.failed = True
+                reason = next(iter(str(error).splitlines()), "")
+                logger.warning(
+                    "torch.compile cannot build %s here (%s: %s); a slower form with the same results is used",
+                    self.fast.__qualname__,
+                    type(error).__name__,
+                    reason,
+                )
