@@ -72,6 +72,17 @@ def test_log_tail_survives_extreme_scales():
     torch.testing.assert_close(distance.grad[0], torch.tensor(-1e-30), rtol=1e-4, atol=0)
 
 
+def test_a_point_mass_is_finite_and_has_no_slope():
+    distance = torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
+    scale = torch.zeros(3, requires_grad=True)
+    out = log_tail(distance, scale)
+    out.sum().backward()
+    assert torch.isfinite(out).all()
+    assert out[2] < -80
+    assert distance.grad.eq(0).all()
+    assert scale.grad.eq(0).all()
+
+
 def test_second_derivatives_and_vmap():
     x = torch.tensor([-3.0, -0.1, 0.0, 0.4, 9.0], dtype=torch.float64, requires_grad=True)
     s = torch.tensor([0.5, 2.0, 1.0, 0.1, 3.0], dtype=torch.float64, requires_grad=True)

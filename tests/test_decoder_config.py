@@ -105,7 +105,6 @@ def test_impossible_rope_scalings_are_named(changes, message):
         (MistralConfig(), "model_type is 'mistral'; this decoder reads qwen2, llama, causal_qwen2"),
         (Qwen2Config(hidden_act="gelu"), "hidden_act is 'gelu'"),
         (Qwen2Config(use_sliding_window=True), "use_sliding_window is True"),
-        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantised"),
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
         ({"model_type": "llama"}, "vocab_size is None"),

@@ -131,7 +131,9 @@ def test_bfloat16_agrees_with_transformers_in_bfloat16():
     out = ours(ids, use_cache=True)
     assert out.logits.dtype == torch.bfloat16
     assert out.past_key_values.layers[0].keys.dtype == torch.bfloat16
-    assert ours.frequencies.dtype == torch.float32, "angles in half precision are wrong by whole turns"
+    exact = from_hf(theirs, dtype=torch.float32)
+    torch.testing.assert_close(exact.to(torch.bfloat16)(ids).logits, out.logits, rtol=0, atol=0)
+    assert exact.frequencies.dtype == torch.float32, "angles in half precision are wrong by whole turns"
     exact = from_hf(theirs, dtype=torch.float32)(ids).logits
     ours_error = (out.logits.float() - exact).abs().mean()
     theirs_error = (theirs(ids).logits.float() - exact).abs().mean()
@@ -216,6 +218,7 @@ def test_reset_empties_the_cache():
     first = model(tokens(1, 6), None, cache).logits
     cache.reset()
     assert not any(layer.keys.any() or layer.values.any() for layer in cache.layers)
+    assert not cache.valid.any()
     torch.testing.assert_close(model(tokens(1, 6), None, cache).logits, first, rtol=0, atol=0)
 
 

@@ -60,6 +60,14 @@ def test_top_p(seed, p):
     assert kept.isfinite().any(dim=-1).all()
 
 
+@pytest.mark.parametrize(("p", "kept"), [(0.5, 2), (0.6, 3), (0.75, 3), (1e-9, 1)])
+def test_top_p_where_the_sum_meets_it_exactly(p, kept):
+    # Four tokens of probability ¼: sums from the small end are exact, and so is the comparison with 1 − p.
+    logits = torch.zeros(1, 4)
+    assert keep_top_p(logits, p).isfinite().sum() == kept
+    assert torch.equal(keep_top_p(logits, p), TopPLogitsWarper(p)(None, logits))
+
+
 @given(seeds, st.floats(0.1, 10.0))
 @settings(max_examples=30, deadline=None)
 def test_repetition_penalty(seed, penalty):

@@ -70,6 +70,8 @@ def test_a_json_value_ends_with_its_last_character(value, indent, ascii_only, le
 @example("-")
 @example("1.e5 ")
 @example('"\\u12G4"')
+@example('"\\u123"')
+@example("[01]")
 @example('"a\nb"')
 @settings(max_examples=500, deadline=None)
 def test_the_scanner_accepts_what_json_loads_accepts(text):

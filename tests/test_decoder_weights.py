@@ -150,6 +150,15 @@ def test_tensors_of_another_shape_are_named(directory):
         load_directory(directory)
 
 
+def test_quantised_tensors_are_refused(directory):
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_tensors(directory, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    with pytest.raises(
+        ValueError, match=r"up_proj\.weight is torch\.int8: give the checkpoint before quantisation"
+    ):
+        load_directory(directory)
+
+
 def test_a_directory_without_a_checkpoint_says_what_is_missing(directory, tmp_path_factory):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         load_directory(tmp_path_factory.mktemp("empty"))

@@ -176,7 +176,8 @@ class _LogTail(torch.autograd.Function):
     @staticmethod
     def forward(distance: Tensor, scale: Tensor) -> Tensor:
         far_tail = torch.atan2(scale, distance.abs()) / math.pi  # at most ½, all its digits significant
-        return torch.where(distance > 0, far_tail.log(), torch.log1p(-far_tail))
+        smallest = torch.finfo(far_tail.dtype).tiny  # a scale of 0 gives −87 in float32, not −∞
+        return torch.where(distance > 0, far_tail.clamp(min=smallest).log(), torch.log1p(-far_tail))
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -189,7 +190,11 @@ class _LogTail(torch.autograd.Function):
         theta = torch.atan2(scale, distance)
         radius = torch.hypot(scale, distance)
         # The arc tends to the scale as the angle vanishes; an angle below the smallest normal number has no digits left.
-        arc = torch.where(theta < torch.finfo(theta.dtype).tiny, scale, radius * theta)
+        smallest = torch.finfo(theta.dtype).tiny
+        arc = torch.where(theta < smallest, scale, radius * theta)
+        # A point mass (scale 0) has no slope: a vocabulary row of zeros must not poison the others.
+        grad = torch.where(scale < smallest, 0.0, grad)
+        arc, radius = arc.clamp(min=smallest), radius.clamp(min=smallest)
         grad_distance = grad_scale = None
         if ctx.needs_input_grad[0]:
             grad_distance = -grad * (scale / arc) / radius

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causal_qwen.cauchy import Cauchy, magnitude
+from causal_qwen.kernels.decision import token_scores
 from causal_qwen.value_space import signed_log1p
 
 __all__ = ["AbductionNetwork", "ActionNetwork", "NumericEmbedding", "exact"]
@@ -206,6 +207,10 @@ class ActionNetwork(nn.Module):
             rows: Token ids (K,) to score; None scores all V.
         """
         bias, balance = exact(self.bias), exact(magnitude(self.balance))  # (V,)
+        sources = (U.loc, U.scale, U0.loc, U0.scale, weight, bias, balance)
+        if rows is None and not (torch.is_grad_enabled() and any(t.requires_grad for t in sources)):
+            shared = {"bias": bias, "balance": balance, "loc_U0": U0.loc, "scale_U0": U0.scale}
+            return Cauchy(*token_scores(U.loc, U.scale, weight, **shared))
         if rows is not None:
             weight, bias, balance = weight[rows], bias[rows], balance[rows]
         S = U.linear(exact(weight), bias)

@@ -1,20 +1,22 @@
 """One-vs-Rest classification and the gated number loss, as equations.
 
-The readable versions here are the oracle of the fast ones. Positions arrive flat: the shift of labels, their −100 and the
-batch belong to the model.
+The readable versions here are the oracle of the fast ones in `causal_qwen.kernels`. Positions arrive flat:
+the shift of labels and the batch belong to the model.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.heads import exact
+from causal_qwen.kernels.negatives import Proposal, draw_candidates, proposal_weights
+from causal_qwen.kernels.ovr import Scores, ovr_sum
 
-__all__ = ["IGNORE_INDEX", "number_gate", "number_loss", "ovr_loss"]
+__all__ = ["IGNORE_INDEX", "OvrImpl", "number_gate", "number_loss", "ovr_loss"]
 
 IGNORE_INDEX = -100
 OvrImpl = Literal["reference", "fused", "sampled"]
@@ -33,40 +35,89 @@ def ovr_loss(
     scale_U0: Tensor,
     num_items: Tensor | int | None = None,
     impl: OvrImpl = "reference",
+    block_size: int | None = None,
+    num_negatives: int = 4096,
+    proposal: Proposal = "uniform",
+    token_counts: Tensor | None = None,
+    num_token_id: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """L_cls = −Σ_i Σ_k [ y_ik log P(S_ik > C_k) + (1 − y_ik) log P(S_ik ≤ C_k) ] / num_items.
 
-    loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + |balance|·mean(scale_U) + scale_U0.
+    loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + |balance|·mean(scale_U) + scale_U0, in float32 at
+    least, under autocast too.
 
     Args:
         loc_U: (N, D) locations of U'.
         scale_U: (N, D) scales of U', > 0.
         weight: (V, D) W, any float dtype.
-        labels: (N,) token ids; −100 is ignored.
+        labels: (N,) token ids; −100 is ignored and costs nothing.
         bias: (V,) b.
         balance: (V,) relative read-out noise; its magnitude counts.
         threshold: (V,) C.
         loc_U0: (N,) location of the common cause.
         scale_U0: (N,) scale of the common cause.
         num_items: What the sum is divided by; None divides by the number of labels that are not ignored.
-        impl: "reference" is dense autograd.
+        impl: "reference" is dense autograd. "fused" gives the same number and gradients in one walk over
+            blocks of W that keeps no (N, V) tensor. "sampled" estimates both, unbiased, from the labels of
+            the batch, <NUM> and ``num_negatives`` drawn tokens.
+        block_size: Rows of W per block of the walk; None chooses from the sizes.
+        num_negatives: m, how many tokens "sampled" draws.
+        proposal: How it draws them: "uniform", or "unigram" by ``token_counts``.
+        token_counts: (V,) occurrences in training text, for "unigram".
+        num_token_id: <NUM>, which "sampled" always includes; None if there is none.
+        generator: Source of the draw; None is torch's default.
 
     Returns:
         A scalar; 0 with zero gradients when every label is ignored.
+
+    Raises:
+        ValueError: If an option or a label has no meaning; the message names it.
     """
+    vocab_size = weight.shape[0]
+    if impl not in get_args(OvrImpl):
+        raise ValueError(f"impl is {impl!r}; choose one of {', '.join(map(repr, get_args(OvrImpl)))}")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size is {block_size!r}; it counts rows of W: at least 1, or None")
+    if num_negatives < 1:
+        raise ValueError(f"num_negatives is {num_negatives!r}; at least 1 token has to be drawn")
+    if num_token_id is not None and not 0 <= num_token_id < vocab_size:
+        raise ValueError(f"num_token_id is {num_token_id!r}; W has {vocab_size} rows")
+
     valid = labels != IGNORE_INDEX
     if num_items is None:
         num_items = valid.sum().clamp(min=1)
-    if impl != "reference":
-        raise ValueError(f"impl is {impl!r}; choose 'reference'")
-    U = Cauchy(exact(loc_U[valid]), exact(scale_U[valid]))
-    S = U.linear(exact(weight), exact(bias))
-    loc_S = S.loc + loc_U0[valid, None]  # (N, V)
-    scale_S = S.scale + magnitude(exact(balance)) * U.scale.mean(-1, keepdim=True) + scale_U0[valid, None]
-    S = Cauchy(loc_S, scale_S)
-    is_label = torch.nn.functional.one_hot(labels[valid], weight.shape[0]).bool()
-    log_likelihood = torch.where(is_label, S.log_sf(threshold), S.log_cdf(threshold))
-    return -log_likelihood.sum() / num_items
+    if not valid.all():
+        labels, loc_U, scale_U, loc_U0, scale_U0 = (
+            tensor[valid] for tensor in (labels, loc_U, scale_U, loc_U0, scale_U0)
+        )
+    strange = labels[(labels < 0) | (labels >= vocab_size)]
+    if strange.numel():
+        raise ValueError(f"a label is {strange[0]}; W has {vocab_size} rows, {IGNORE_INDEX} is ignored")
+
+    with torch.autocast(loc_U.device.type, enabled=False):
+        dtype = torch.promote_types(exact(loc_U).dtype, weight.dtype)
+        U, U0 = Cauchy(loc_U.to(dtype), scale_U.to(dtype)), Cauchy(loc_U0.to(dtype), scale_U0.to(dtype))
+        bias, threshold, balance = bias.to(dtype), threshold.to(dtype), magnitude(balance.to(dtype))
+        if impl == "reference":
+            S = U.linear(weight.to(dtype), bias)
+            read_out = balance * U.scale.mean(-1, keepdim=True)  # (N, V)
+            S = Cauchy(S.loc + U0.loc[:, None], S.scale + read_out + U0.scale[:, None])
+            is_label = torch.nn.functional.one_hot(labels, vocab_size).bool()
+            return -torch.where(is_label, S.log_sf(threshold), S.log_cdf(threshold)).sum() / num_items
+
+        offset, importance = bias - threshold, None  # the threshold of every token moves to 0
+        if impl == "sampled":
+            numbers = labels.new_tensor([] if num_token_id is None else [num_token_id])
+            certain = torch.unique(torch.cat([labels, numbers]))  # sorted
+            weights = proposal_weights(proposal, vocab_size, token_counts=token_counts, device=labels.device)
+            tokens, importance = draw_candidates(certain, weights, num_negatives, generator=generator)
+            weight, offset, balance = (t.index_select(0, tokens) for t in (weight, offset, balance))
+            importance = importance.to(dtype)
+            labels = torch.searchsorted(certain, labels)  # rows of the selection: certain tokens come first
+        scores = Scores(U.loc, U.scale, weight, offset, balance, U.scale.mean(-1), U0.loc, U0.scale)
+        total: Tensor = ovr_sum(scores, labels, importance=importance, block_size=block_size)
+        return total / num_items
 
 
 def number_gate(prob_num: Tensor, *, alpha: float, gradient: bool = True) -> Tensor:

@@ -290,17 +290,9 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             impl=config.loss_impl,
         )
 
-        reg_loss = cls_loss.new_zeros(())
-        is_num = labels == config.num_token_id if config.num_token_id is not None else torch.zeros_like(labels).bool()
-        if is_num.any():
-            if values is None:
-                raise ValueError("labels contain <NUM>, but neither numeric_values nor labels_values were given")
-            target = self.value_space.encode(values[valid][is_num])  # (M,)
-            prob_num = self.prob_num(U[is_num], U0[is_num])
-            gate = number_gate(prob_num, alpha=config.gate_alpha, gradient=config.gate_gradient)
-            reg_loss = number_loss(Y[is_num], target, gate, num_items=num_numbers_in_batch)
-            if num_numbers_in_batch is None:
-                reg_loss = reg_loss * share
+        reg_loss = self.regression_loss(U, U0, Y, labels, None if values is None else values[valid], num_numbers_in_batch)
+        if num_numbers_in_batch is None:
+            reg_loss = reg_loss * share
 
         loss = config.classification_loss_weight * cls_loss + config.reg_loss_weight * reg_loss
         if config.softmax_loss_weight:
@@ -308,6 +300,22 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             softmax_loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / num_items
             loss = loss + config.softmax_loss_weight * softmax_loss
         return loss, cls_loss, reg_loss
+
+    def regression_loss(
+        self, U: Cauchy, U0: Cauchy, Y: Cauchy, labels: Tensor, values: Tensor | None, num_items: Tensor | int | None
+    ) -> Tensor:
+        """L_reg over the valid positions (N,) whose label is <NUM>; 0, still connected to the heads, where none is."""
+        config = self.config
+        if config.num_token_id is None:
+            return 0.0 * (Y.loc.sum() + Y.scale.sum())
+        is_num = labels == config.num_token_id
+        if values is None:
+            if is_num.any():
+                raise ValueError("labels contain <NUM>, but neither numeric_values nor labels_values were given")
+            values = torch.zeros_like(Y.loc)
+        target = self.value_space.encode(values[is_num])  # (M,)
+        gate = number_gate(self.prob_num(U[is_num], U0[is_num]), alpha=config.gate_alpha, gradient=config.gate_gradient)
+        return number_loss(Y[is_num], target, gate, num_items=num_items)
 
     @torch.no_grad()
     def predict_number(self, batch: Mapping[str, Tensor], level: float = 0.9) -> NumberPrediction:

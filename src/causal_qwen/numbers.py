@@ -115,7 +115,7 @@ _COMPOUND = rf"[{_HYPHEN}][a-z]{{2,}}+(?:[{_HYPHEN}][a-z]++)*+"
 _TAIL = rf"(?:{_PER}|{_COMPOUND})?+{_END}"
 _SECOND = rf"[{_TIE}](?<![.\uff0e@])([{_DIGIT}]{_NUMBER})([{_WORD}]*+){_TAIL}"
 _REST = rf"[{_WORD}]*+(?:(?:[{_JOINER}]|(?<=[{_DIGIT}][eE])\+)[{_WORD}]++)*+"
-_FREE = rf"(?<![{_WORD}][{_DIGIT}])(?<![{_WORD}][{_TIE}][{_DIGIT}])(?<![{_DIGIT}][:\uff1a][{_DIGIT}])"
+_FREE = rf"(?<![{_WORD}][{_DIGIT}])(?<![{_WORD}][{_TIE}][{_DIGIT}])"
 _MEASURE = rf"({_NUMBER})(?:{_END}|([{_WORD}]*+)(?:{_TAIL}|{_SECOND}))"
 _CHUNK = re.compile(rf"[{_DIGIT}](?:{_FREE}(?:({_SIMPLE}){_END}|{_MEASURE})|{_REST})")
 _GROUPED = re.compile(rf"[{_DIGIT}]{_GROUPS}{_FRACTION}(?!,[{_DIGIT}])")
@@ -133,6 +133,19 @@ class Number:
     end: int
     text: str
     value: float
+
+
+_set_start, _set_end, _set_text, _set_value = (vars(Number)[field].__set__ for field in Number.__slots__)
+
+
+def _number(start: int, end: int, text: str, value: float) -> Number:
+    """A `Number`, made in half the time: a frozen `__init__` looks up each field by name, this fills the slots."""
+    number = object.__new__(Number)
+    _set_start(number, start)
+    _set_end(number, end)
+    _set_text(number, text)
+    _set_value(number, value)
+    return number
 
 
 def scan(text: str) -> list[Number]:
@@ -159,7 +172,7 @@ def _scan(text: str, begin: int, stop: int) -> list[Number]:
         start, end = chunk.span()
         if last == 1 and (start == 0 or text[start - 1] not in _PREFIXES):
             span = text[start:end]
-            found.append(Number(start, end, span, float(span)))
+            found.append(_number(start, end, span, float(span)))
         else:
             found += _measure(text, chunk)
     return found
@@ -226,7 +239,7 @@ def _read(text: str, start: int, end: int) -> Number | None:
     value = float(spelled)
     if math.isinf(value) or (value == 0.0 and significant):
         return None
-    return Number(start, end, span, value)
+    return _number(start, end, span, value)
 
 
 def format_number(value: float, spread: float | None = None) -> str:

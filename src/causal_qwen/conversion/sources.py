@@ -56,7 +56,7 @@ SHARED_FIELDS = (
     "eos_token_id",
     "pad_token_id",
 )
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class ConversionError(ValueError):

@@ -53,7 +53,10 @@ def choose_num_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> NumToken:
         raise ConversionError(f"the base's vocabulary has a token {NUM_TOKEN} of its own; the name is needed here")
     digits = [tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"]
     if any(digit is None or digit == tokenizer.unk_token_id for digit in digits):
-        raise ConversionError("the base's vocabulary has no token for each digit 0 to 9; <NUM> starts as their mean")
+        raise ConversionError(
+            f"the base's tokenizer has {len(tokenizer)} tokens, but not one for each digit 0 to 9, whose mean <NUM> starts "
+            "as; is its tokenizer.json complete?"
+        )
     tokenizer, num_token_id = _with_num_token(tokenizer)
     if num_token_id > rows:
         raise ConversionError(f"the tokenizer has {num_token_id} tokens, but the embedding only {rows} rows")

@@ -190,8 +190,6 @@ class DecoderConfig:
             raise ValueError(f"hidden_act is {get('hidden_act')!r}; the SwiGLU of this decoder uses 'silu'")
         if get("use_sliding_window", False):
             raise ValueError("use_sliding_window is True; this decoder attends to all positions: turn it off")
-        if get("quantization_config") is not None:
-            raise ValueError("the checkpoint is quantised (quantization_config): give the unquantised one")
         rope_theta, rope_scaling = _rope(get)
         llama_bias = model_type == "llama" and bool(get("attention_bias", False))
         return cls(

@@ -105,6 +105,10 @@ def _build(
                 f"{source}: {_checkpoint_name(name)} has shape {tuple(tensor.shape)}, the config says "
                 f"{tuple(expected)}. Its config and its weights must be of one model"
             )
+        if not tensor.is_floating_point():
+            raise ValueError(
+                f"{source}: {_checkpoint_name(name)} is {tensor.dtype}: give the checkpoint before quantisation"
+            )
         tensors[name] = tensor.detach().to(dtype or tensor.dtype, copy=True)
     model.load_state_dict(tensors, assign=True)
     return model.eval()

@@ -1,1 +1,1 @@
-"""Fast paths of the One-vs-Rest head. Each has a readable oracle in `causal_qwen.losses` or `causal_qwen.heads`."""
+"""Fast paths of the One-vs-Rest head; their readable oracles are in `causal_qwen.losses` and `.heads`."""

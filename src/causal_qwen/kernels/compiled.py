@@ -1,7 +1,7 @@
 """A function compiled at its first use, with a plain twin for where no compiler works.
 
-Nothing is compiled at import. ``CAUSAL_QWEN_COMPILE=0`` and ``TORCHDYNAMO_DISABLE=1`` select the plain twin; a compiler
-that fails does so too, with one line in the log. This module does not know what it compiles.
+Nothing is compiled at import. ``CAUSAL_QWEN_COMPILE=0`` and ``TORCHDYNAMO_DISABLE=1`` select the plain twin;
+so does a compiler that fails, with one line in the log. This module does not know what it compiles.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Variants of one kernel: dtypes × row counts × whether its inputs were made in inference mode.
+# Variants that one kernel may have: dtypes × counts that it writes out × layouts.
 VARIANTS = 32
 
 
 def compilation_enabled() -> bool:
-    """Whether the environment allows torch.compile: neither CAUSAL_QWEN_COMPILE=0 nor TORCHDYNAMO_DISABLE=1."""
-    return os.environ.get("CAUSAL_QWEN_COMPILE", "1") != "0" and os.environ.get("TORCHDYNAMO_DISABLE", "0") != "1"
+    """Whether the environment allows torch.compile."""
+    switches = {"CAUSAL_QWEN_COMPILE": "0", "TORCHDYNAMO_DISABLE": "1"}
+    return not any(os.environ.get(name) == off for name, off in switches.items())
 
 
 class CompiledKernel(Generic[P, R]):
-    """fast(*args) = plain(*args): the compiled form where a compiler works, the plain form elsewhere.
+    """fast(*args) = plain(*args): the first compiled, where a compiler works; the second elsewhere.
 
     Args:
-        fast: What is compiled, on the first call. All sizes are dynamic.
+        fast: What is compiled, on the first call, with every size dynamic.
         plain: The same result without a compiler.
     """
 
@@ -58,19 +59,24 @@ class CompiledKernel(Generic[P, R]):
     def _build(self) -> Callable[P, R]:
         with self._lock:
             if self._compiled is None:
-                self._compiled = torch.compile(
-                    self.fast, dynamic=True, fullgraph=True, recompile_limit=VARIANTS, isolate_recompiles=True, options={"cpp.enable_floating_point_contract_flag": "fast"}
+                self._compiled = torch.compile(  # type: ignore[call-overload]
+                    self.fast,
+                    dynamic=True,
+                    fullgraph=True,
+                    recompile_limit=VARIANTS,
+                    isolate_recompiles=True,
+                    options={"cpp.enable_floating_point_contract_flag": "fast"},  # a·b + c in one instruction
                 )
             return self._compiled
 
     def _give_up(self, error: Exception) -> None:
         with self._lock:
-            if not self.failed:
-                self.failed = True
-                reason = next(iter(str(error).splitlines()), "")
-                logger.warning(
-                    "torch.compile cannot build %s here (%s: %s); a slower form with the same results is used",
-                    self.fast.__qualname__,
-                    type(error).__name__,
-                    reason,
-                )
+            if self.failed:
+                return
+            self.failed = True
+        logger.warning(
+            "torch.compile cannot build %s here (%s: %s); a slower form with the same results is used",
+            self.fast.__qualname__,
+            type(error).__name__,
+            next(iter(str(error).splitlines()), "no message"),
+        )

@@ -1,17 +1,19 @@
 """The One-vs-Rest sum over blocks of the vocabulary, its gradients in the same pass.
 
-One-vs-Rest has no normaliser: each token's term is final as soon as its score is. So one walk over W yields, block by
-block, loss and gradients together, and no (N, V) tensor ever exists. With G = ∂loss/∂loc_S and H = ∂loss/∂scale_S,
+One-vs-Rest has no normaliser: each token's term is final as soon as its score is. So one walk over W yields
+loss and gradients together, block by block, and no (N, V) tensor ever exists. With G = ∂loss/∂loc_S and
+H = ∂loss/∂scale_S,
 
     ∂/∂loc_U = G W          ∂/∂scale_U = H |W|       ∂/∂W = Gᵀ loc_U + sign(W) ⊙ Hᵀ scale_U
     ∂/∂loc_U0 = G 1         ∂/∂scale_U0 = H 1        ∂/∂mean_scale = H balance
     ∂/∂offset = Gᵀ 1        ∂/∂balance = Hᵀ mean_scale
 
-This module does not know labels that are ignored, what the sum is divided by, or where the rows of W come from.
+This module does not know ignored labels, what the sum is divided by, or where the rows of W come from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,12 +25,12 @@ from causal_qwen.kernels.tail import tail_block_
 
 __all__ = ["Scores", "choose_blocks", "ovr_sum"]
 
-# A block of scores and a block of W hold about this many elements: on a CPU they stay in its last cache, on an
-# accelerator they fill it.
+# A block of scores, and one of W, hold about this many elements: on a CPU they stay in its last cache, on
+# an accelerator they fill it.
 CPU_BLOCK_ELEMENTS = 1 << 21
 ACCELERATOR_BLOCK_ELEMENTS = 1 << 25
-# Rows are taken in such multiples, and so many at least where W is wide or the tokens are many.
 ROW_MULTIPLE = 64
+# With many tokens, blocks are cut in the tokens too rather than to fewer rows than this.
 ROWS_FOR_MANY_TOKENS = 1024
 
 
@@ -36,7 +38,7 @@ ROWS_FOR_MANY_TOKENS = 1024
 class Scores:
     """loc_S = W loc_U + offset + loc_U0 and scale_S = |W| scale_U + balance·mean_scale + scale_U0.
 
-    All in one dtype, float32 or float64, but for the weight, which may be narrower.
+    All in one dtype, float32 or float64, but for W, which may be narrower.
 
     Args:
         loc_U: (N, D).
@@ -80,7 +82,9 @@ def ovr_sum(
         importance = torch.ones_like(scores.offset)
     tensors = [getattr(scores, name) for name in NAMES]
     # Inside a Function the grad mode is off, and needs_input_grad does not know it: ask here.
-    return _OvrSum.apply(torch.is_grad_enabled(), labels, importance.detach(), block_size, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    with_grad = torch.is_grad_enabled()
+    apply: Callable[..., Tensor] = _OvrSum.apply
+    return apply(with_grad, labels, importance.detach(), block_size, *tensors)
 
 
 def choose_blocks(
@@ -98,7 +102,7 @@ def choose_blocks(
     elements = CPU_BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_BLOCK_ELEMENTS
     tokens = min(num_tokens, elements // ROWS_FOR_MANY_TOKENS)
     rows = block_size or max(elements // max(tokens, width, 1) // ROW_MULTIPLE, 1) * ROW_MULTIPLE
-    return max(tokens, 1), min(rows, vocab_size)
+    return max(tokens, 1), max(min(rows, vocab_size), 1)
 
 
 class _OvrSum(torch.autograd.Function):
@@ -106,7 +110,12 @@ class _OvrSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, with_grad: bool, labels: Tensor, importance: Tensor, block_size: int | None, *tensors: Tensor
+        ctx: Any,
+        with_grad: bool,
+        labels: Tensor,
+        importance: Tensor,
+        block_size: int | None,
+        *tensors: Tensor,
     ) -> Tensor:
         ctx.wanted = dict(zip(NAMES, ctx.needs_input_grad[4:], strict=True))
         ctx.block_size = block_size
@@ -117,10 +126,10 @@ class _OvrSum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, no-untyped-call]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads, ctx.grads = ctx.grads, None
-        if grads is None:  # a second backward through a retained graph: the first one gave its buffers away
+        if grads is None:  # a second backward through a retained graph: the first gave its buffers away
             labels, importance, *tensors = ctx.saved_tensors
             _, grads = _walk(Scores(*tensors), labels, importance, ctx.block_size, ctx.wanted)
         # In place: the largest of them is as large as W.
@@ -131,71 +140,67 @@ def _walk(
     scores: Scores, labels: Tensor, importance: Tensor, block_size: int | None, wanted: dict[str, bool]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum, and the gradient of each tensor that is wanted."""
-    dtype, device = scores.loc_U.dtype, scores.loc_U.device
-    (num_tokens, width), vocab_size = scores.loc_U.shape, scores.weight.shape[0]
+    dtype, device, weight = scores.loc_U.dtype, scores.loc_U.device, scores.weight
+    (num_tokens, width), vocab_size = scores.loc_U.shape, weight.shape[0]
     token_step, row_step = choose_blocks(num_tokens, vocab_size, width, block_size=block_size, device=device)
+    grads = {name: torch.zeros_like(getattr(scores, name)) for name in NAMES[:2] + NAMES[3:] if wanted[name]}
+    if wanted["weight"]:  # every row is written once, unless there is no token to write it
+        grads["weight"] = torch.empty_like(weight) if num_tokens else torch.zeros_like(weight)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if num_tokens == 0:
+        return total.to(dtype), grads
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    grads = {name: torch.zeros_like(getattr(scores, name)) for name in NAMES if wanted[name] and name != "weight"}
-    if wanted["weight"]:
-        grads["weight"] = torch.empty_like(scores.weight)  # every row is written, once
-        weight_products = empty(2, row_step, width)
     score_buffers = empty(3, token_step * row_step)
-    row_buffers = empty(2, row_step, width)
+    row_buffers = empty(4 if wanted["weight"] else 2, row_step, width)
     labels = labels.to(torch.int32)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-
-    with torch.autocast(device.type, enabled=False):
-        for first in range(0, vocab_size, row_step):
-            block = slice(first, min(first + row_step, vocab_size))
-            size = block.stop - first
-            rows, absolute = row_buffers[:, :size]  # (v, D) each
-            rows = scores.weight[block] if scores.weight.dtype == dtype else rows.copy_(scores.weight[block])
-            torch.abs(rows, out=absolute)
-            offset, balance = scores.offset[block], scores.balance[block]
-            for start in range(0, num_tokens, token_step):
-                tokens = slice(start, min(start + token_step, num_tokens))
-                count = tokens.stop - start
-                loc_U, scale_U, mean_scale = scores.loc_U[tokens], scores.scale_U[tokens], scores.mean_scale[tokens]
-                G, H, loss = score_buffers[:, : count * size].view(3, count, size)
-                torch.mm(loc_U, rows.T, out=G)
-                torch.mm(scale_U, absolute.T, out=H)
-                tail_block_(
-                    G,
-                    H,
-                    loss,
-                    labels=labels[tokens] - first,
-                    offset=offset,
-                    balance=balance,
-                    importance=importance[block],
-                    mean_scale=mean_scale,
-                    loc_U0=scores.loc_U0[tokens],
-                    scale_U0=scores.scale_U0[tokens],
-                )
-                total += loss.sum(1).sum(dtype=torch.float64)
-                if wanted["loc_U"]:
-                    grads["loc_U"][tokens].addmm_(G, rows)
-                if wanted["scale_U"]:
-                    grads["scale_U"][tokens].addmm_(H, absolute)
-                if wanted["weight"]:
-                    keep = 0.0 if start == 0 else 1.0
-                    by_loc, by_scale = weight_products[:, :size]
-                    torch.addmm(by_loc, G.T, loc_U, beta=keep, out=by_loc)
-                    torch.addmm(by_scale, H.T, scale_U, beta=keep, out=by_scale)
-                if wanted["offset"]:
-                    grads["offset"][block] += G.sum(0)
-                if wanted["balance"]:
-                    grads["balance"][block] += mean_scale @ H
-                if wanted["mean_scale"]:
-                    grads["mean_scale"][tokens] += H @ balance
-                if wanted["loc_U0"]:
-                    grads["loc_U0"][tokens] += G.sum(1)
-                if wanted["scale_U0"]:
-                    grads["scale_U0"][tokens] += H.sum(1)
+    for first in range(0, vocab_size, row_step):
+        block = slice(first, min(first + row_step, vocab_size))
+        rows, absolute, *products = row_buffers[:, : block.stop - first]  # (v, D) each
+        rows = weight[block] if weight.dtype == dtype else rows.copy_(weight[block])
+        torch.abs(rows, out=absolute)
+        balance = scores.balance[block]
+        for start in range(0, num_tokens, token_step):
+            tokens = slice(start, min(start + token_step, num_tokens))
+            shape = (3, tokens.stop - start, block.stop - first)
+            G, H, loss = score_buffers[:, : shape[1] * shape[2]].view(shape)  # (n, v) each
+            loc_U, scale_U = scores.loc_U[tokens], scores.scale_U[tokens]
+            mean_scale = scores.mean_scale[tokens]
+            torch.mm(loc_U, rows.T, out=G)
+            torch.mm(scale_U, absolute.T, out=H)
+            tail_block_(
+                G,
+                H,
+                loss,
+                labels=labels[tokens] - first,
+                offset=scores.offset[block],
+                balance=balance,
+                importance=importance[block],
+                mean_scale=mean_scale,
+                loc_U0=scores.loc_U0[tokens],
+                scale_U0=scores.scale_U0[tokens],
+            )
+            total += loss.sum(1).sum(dtype=torch.float64)
+            if wanted["loc_U"]:
+                grads["loc_U"][tokens].addmm_(G, rows)
+            if wanted["scale_U"]:
+                grads["scale_U"][tokens].addmm_(H, absolute)
             if wanted["weight"]:
-                sign = torch.sign(rows, out=absolute)
-                torch.addcmul(by_loc, sign, by_scale, out=by_loc)
-                grads["weight"][block] = by_loc
+                for product, slope, factor in zip(products, (G, H), (loc_U, scale_U), strict=True):
+                    torch.addmm(product, slope.T, factor, beta=0 if start == 0 else 1, out=product)
+            if wanted["offset"]:
+                grads["offset"][block] += G.sum(0)
+            if wanted["balance"]:
+                grads["balance"][block] += mean_scale @ H
+            if wanted["mean_scale"]:
+                grads["mean_scale"][tokens] += H @ balance
+            if wanted["loc_U0"]:
+                grads["loc_U0"][tokens] += G.sum(1)
+            if wanted["scale_U0"]:
+                grads["scale_U0"][tokens] += H.sum(1)
+        if wanted["weight"]:
+            by_loc, by_scale = products
+            grads["weight"][block] = by_loc.addcmul_(torch.sign(rows, out=absolute), by_scale)
     return total.to(dtype), grads

@@ -1,11 +1,11 @@
-"""−log P of one Cauchy tail and its two slopes, for a whole block in one pass.
+"""−log P of one Cauchy tail and its two slopes, for a whole block of scores in one pass.
 
-With d = loc − C for a token that is not the label and d = C − loc for the one that is,
+With d = loc_S for a token that is not the label and d = −loc_S for the one that is (thresholds are 0 here),
 
-    loss = −log(θ/π),  θ = atan2(scale, d),  h² = scale² + d²
-    ∂loss/∂d = scale/(h²·θ),  ∂loss/∂scale = −d/(h²·θ)
+    loss = −log(θ/π),  θ = atan2(scale_S, d),  h² = scale_S² + d²
+    ∂loss/∂d = scale_S/(h²·θ),  ∂loss/∂scale_S = −d/(h²·θ)
 
-which is `causal_qwen.cauchy.log_tail` with its gradients. This module does not know where loc and scale come from.
+which is `causal_qwen.cauchy.log_tail` with its gradients. This module does not know where scores come from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from causal_qwen.kernels.compiled import CompiledKernel
 
 __all__ = ["tail_block_"]
 
-# Blocks below this many elements never call the compiler: a unit test should not wait for one.
+# Smaller blocks never call the compiler: a one-off use should not wait for it.
 SMALLEST_COMPILED = 1 << 16
 
 
@@ -38,7 +38,7 @@ def tail_block_(
 ) -> None:
     """loss ← −w log P, loc ← ∂loss/∂loc_S, scale ← ∂loss/∂scale_S, in place.
 
-    loc_S = loc + offset + loc_U0, against the threshold 0, and scale_S = scale + balance·mean_scale + scale_U0.
+    loc_S = loc + offset + loc_U0 and scale_S = scale + balance·mean_scale + scale_U0.
 
     Args:
         loc: (n, v) W loc_U; overwritten.
@@ -52,13 +52,15 @@ def tail_block_(
         loc_U0: (n,).
         scale_U0: (n,).
     """
-    # A size of 1 would be compiled as a case of its own.
+    # A size of 1 would be a variant of its own.
     large = loc.numel() >= SMALLEST_COMPILED and min(loc.shape) > 1
     kernel = _tail if large and loc.dtype == torch.float32 else _plain_tail
     kernel(loc, scale, loss, labels, offset, balance, importance, mean_scale, loc_U0, scale_U0)
 
 
 def _tail_formula(
+    arctangent: Callable[[Tensor], Tensor],
+    minus_log: Callable[[Tensor, Tensor], Tensor],
     loc: Tensor,
     scale: Tensor,
     loss: Tensor,
@@ -69,50 +71,48 @@ def _tail_formula(
     mean_scale: Tensor,
     loc_U0: Tensor,
     scale_U0: Tensor,
-    arctangent: Callable[[Tensor], Tensor],
-    minus_log: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    pi = 3.141592653589793  # written out: the compiler takes a module's float for a variable
+    # Constants are written out: the compiler would read a module's float at every element.
+    pi, half_pi, inverse_pi = 3.141592653589793, 1.5707963267948966, 0.3183098861837907
     is_label = torch.arange(loc.shape[1], dtype=torch.int32, device=loc.device) == labels[:, None]
     d = loc + offset + loc_U0[:, None]  # (n, v)
     d = torch.where(is_label, -d, d)
-    s = scale + balance * mean_scale[:, None] + scale_U0[:, None]
+    s = scale + balance * mean_scale[:, None] + scale_U0[:, None]  # (n, v)
 
-    # Everything relative to the larger of the two, so that no square overflows.
+    # Everything relative to the larger of |d| and s, so that no square overflows.
     size = d.abs()
     largest = torch.maximum(s, size)
     unit = 1 / largest
     s_unit, d_unit = s * unit, d * unit
     ratio = torch.minimum(s_unit, d_unit.abs())  # in [0, 1]
     angle = arctangent(ratio)
-    far = torch.where(s > size, pi / 2 - angle, angle)  # atan2(s, |d|), the smaller angle
-    share = far * 0.3183098861837907  # at most ½, all its digits significant
-    theta = torch.where(d > 0, far, pi - far)
+    smaller_tail = torch.where(s > size, half_pi - angle, angle)  # atan2(s, |d|), at most π/2
+    theta = torch.where(d > 0, smaller_tail, pi - smaller_tail)
     # An angle below the smallest normal number has no digits left; the arc tends to the scale there.
     arc = torch.where(theta < torch.finfo(loc.dtype).tiny, s, largest * theta)
     slope = importance / ((1 + ratio * ratio) * arc)
 
-    loss.copy_(minus_log(share, d > 0) * importance)
+    loss.copy_(minus_log(smaller_tail * inverse_pi, d > 0) * importance)
     slope_d = s_unit * slope
     loc.copy_(torch.where(is_label, -slope_d, slope_d))
     scale.copy_(-d_unit * slope)
 
 
 def _plain_tail(*block: Tensor) -> None:
-    _tail_formula(*block, torch.atan, _minus_log)
+    _tail_formula(torch.atan, _minus_log, *block)
 
 
 def _fast_tail(*block: Tensor) -> None:
-    _tail_formula(*block, _fast_arctangent, _fast_minus_log)
+    _tail_formula(_fast_arctangent, _fast_minus_log, *block)
 
 
-def _minus_log(share: Tensor, is_far: Tensor) -> Tensor:
-    """−log(share) in the far tail, −log(1 − share) elsewhere; share in (0, ½]."""
-    return -torch.where(is_far, share.log(), torch.log1p(-share))
+def _minus_log(share: Tensor, is_smaller: Tensor) -> Tensor:
+    """−log P where P is the smaller tail, share in (0, ½], and −log(1 − share) where it is the larger one."""
+    return -torch.where(is_smaller, share.log(), torch.log1p(-share))
 
 
 def _fast_arctangent(ratio: Tensor) -> Tensor:
-    """atan on [0, 1], minimax in ratio²: relative error 1.5e-8 before float32 rounding."""
+    """Atan on [0, 1], a minimax polynomial: relative error 1.5e-8 before float32 rounds."""
     z = ratio * ratio
     p = 0.002849891229 * z - 0.01606863566
     p = p * z + 0.04269153059
@@ -125,8 +125,8 @@ def _fast_arctangent(ratio: Tensor) -> Tensor:
     return p * ratio
 
 
-def _fast_minus_log(share: Tensor, is_far: Tensor) -> Tensor:
-    """`_minus_log` by one artanh series on [0, ⅓], minimax: relative error 4e-9 before float32 rounding.
+def _fast_minus_log(share: Tensor, is_smaller: Tensor) -> Tensor:
+    """`_minus_log` by one artanh on [0, ⅓], a minimax polynomial: relative error 4e-9 before float32 rounds.
 
     −log(1 − share) = 2 artanh(share/(2 − share)), and with share = m·2^e, 1 ≤ m < 2,
     −log(share) = −e·log 2 − 2 artanh((m − 1)/(m + 1)).
@@ -134,14 +134,14 @@ def _fast_minus_log(share: Tensor, is_far: Tensor) -> Tensor:
     bits = share.view(torch.int32)
     exponent = ((bits >> 23) - 127).to(torch.float32)
     mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32)
-    t = torch.where(is_far, mantissa - 1, share) / torch.where(is_far, mantissa + 1, 2 - share)
+    t = torch.where(is_smaller, mantissa - 1, share) / torch.where(is_smaller, mantissa + 1, 2 - share)
     z = t * t
     p = 0.2817833508 * z + 0.2796060275
     p = p * z + 0.4002491028
     p = p * z + 0.6666631468
     p = p * z + 2.000000008
-    artanh = p * t
-    return torch.where(is_far, -0.6931471805599453 * exponent - artanh, artanh)
+    twice_artanh = p * t
+    return torch.where(is_smaller, -0.6931471805599453 * exponent - twice_artanh, twice_artanh)
 
 
 _tail = CompiledKernel(_fast_tail, _plain_tail)

@@ -1,0 +1,48 @@
+"""What the commands print with: JSON, tables, errors, and quiet libraries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+__all__ = ["fail", "note", "print_json", "print_table", "quiet_libraries"]
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output, and nothing else."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, rows: list[tuple[str, ...]], *, header: tuple[str, ...] | None = None) -> None:
+    """A table on standard output; the last column may be long."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header is not None)
+    for index in range(len(rows[0])):
+        table.add_column(header[index] if header else "", style="cyan" if index == 0 else "", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def note(message: str) -> None:
+    """A line about progress, on standard error so that standard output stays clean."""
+    print(message, file=sys.stderr)
+
+
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    """Say what is wrong on standard error and leave."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def quiet_libraries() -> None:
+    """No library chatter; progress bars only where a person is looking."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()

@@ -1,0 +1,50 @@
+"""causal-qwen parity DIR|SOURCE."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.convert import CalibrationChoice, Dtype
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A converted directory, or any source that `convert` takes.")],
+    text: Annotated[Path | None, typer.Option(help="Text file to measure on instead of the bundled one.", dir_okay=False)] = None,
+    base: Annotated[str | None, typer.Option(help="The base of a converted directory, if it has moved.")] = None,
+    calibration: Annotated[
+        CalibrationChoice, typer.Option(help="For a source: how it is converted.")
+    ] = CalibrationChoice.default,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of both models.")] = Dtype.auto,
+    seed: Annotated[int, typer.Option(help="For a source: seed of the conversion.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Measure a converted model against its base on text that it was not calibrated on."""
+    sample = text.read_text(encoding="utf-8") if text else None
+    note(f"measuring {model} against its base …")
+    quiet_libraries()
+    from causal_qwen.conversion import bundled_text, convert, load_base, measure_parity
+    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+
+    report_file = Path(model) / "conversion.json"
+    if report_file.is_file():
+        base_model = load_base(base or json.loads(report_file.read_text(encoding="utf-8"))["source"], dtype=dtype.value)
+        causal = CausalQwen2ForCausalLM.from_pretrained(model, dtype=base_model.model.dtype).eval()
+    else:
+        base_model = load_base(model, dtype=dtype.value)
+        causal = convert(base_model, calibration=calibration.value, seed=seed).model
+    result = asdict(measure_parity(causal, base_model, sample or bundled_text("heldout")))
+    if as_json:
+        print_json(result)
+    else:
+        print_table(f"{model} against its base", [(name, parity_text(value)) for name, value in result.items()])
+
+
+def parity_text(value: object) -> str:
+    """A figure as it is: exact zeros stay exact, the rest gets six digits."""
+    return f"{value:.6g}" if isinstance(value, float) and value not in (0.0, 1.0) else str(value)

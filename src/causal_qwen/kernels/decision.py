@@ -1,0 +1,126 @@
+"""loc_S and scale_S of a few positions from one read of W, and the choice that they make.
+
+Decoding is bound by reading W. loc_S needs W·loc_U and scale_S needs |W|·scale_U, from the same elements: one
+pass serves both, and |W| is never stored. This module does not know sampling, processors or what U is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from causal_qwen.kernels.compiled import CompiledKernel
+
+__all__ = ["choose_token", "token_scores"]
+
+# A matrix of fewer elements is read in little time: not worth a compiler.
+SMALLEST_COMPILED = 1 << 24
+# Positions that one pass carries; other counts are padded up to the next. Beyond, matrix products win.
+PASS_SIZES = (1, 2, 4, 8)
+# Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
+BLOCK_ROWS = 1024
+
+
+def token_scores(
+    loc_U: Tensor,
+    scale_U: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    balance: Tensor | None = None,
+    loc_U0: Tensor | None = None,
+    scale_U0: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0.
+
+    Without gradients. Up to 8 positions against a large W take one compiled pass over it; more positions, a
+    small W, or a machine without a compiler go block by block. All agree with the dense formula to rounding.
+
+    Args:
+        loc_U: (..., D), float32 or float64.
+        scale_U: (..., D), > 0.
+        weight: (V, D) W, any float dtype.
+        bias: (V,) b, or None for 0.
+        balance: (V,) ≥ 0, or None for 0.
+        loc_U0: (...), or None for 0.
+        scale_U0: (...), or None for 0.
+
+    Returns:
+        loc_S and scale_S, (..., V), in the dtype of ``loc_U``.
+    """
+    leading = loc_U.shape[:-1]
+    with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
+        flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
+        loc_S, scale_S = _products(flat_loc, flat_scale, weight.detach())
+        loc_S, scale_S = loc_S.view(*leading, -1), scale_S.view(*leading, -1)  # (..., V)
+        if bias is not None:
+            loc_S += bias
+        if loc_U0 is not None:
+            loc_S += loc_U0.unsqueeze(-1)
+        if balance is not None:
+            scale_S += balance * scale_U.mean(-1, keepdim=True)
+        if scale_U0 is not None:
+            scale_S += scale_U0.unsqueeze(-1)
+    return loc_S, scale_S
+
+
+def choose_token(
+    loc_S: Tensor, scale_S: Tensor, threshold: Tensor, *, adjustment: Tensor | None = None
+) -> Tensor:
+    """argmax_k (loc_S,k − C_k)/scale_S,k = argmax_k P(S_k > C_k), with no probability computed.
+
+    Args:
+        loc_S: (..., V).
+        scale_S: (..., V).
+        threshold: (V,) C.
+        adjustment: (..., V) added to the scores; −inf excludes a token. None adds nothing.
+
+    Returns:
+        Token ids, (...).
+    """
+    distance = loc_S - threshold
+    if adjustment is not None:
+        distance = distance + adjustment
+    return (distance / scale_S).argmax(-1)
+
+
+def _products(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """W loc_U and |W| scale_U, (N, V) each, for (N, D)."""
+    count = loc_U.shape[0]
+    if torch.compiler.is_compiling():  # already inside somebody's graph, which fuses on its own
+        return F.linear(loc_U, weight.to(loc_U.dtype)), F.linear(scale_U, weight.to(loc_U.dtype).abs())
+    small = weight.numel() < SMALLEST_COMPILED or loc_U.dtype != torch.float32
+    if small or not 0 < count <= PASS_SIZES[-1]:
+        return _block_products(loc_U, scale_U, weight)
+    padding = min(size for size in PASS_SIZES if size >= count) - count
+    # Copies, so that tensors made in inference mode do not compile a variant of their own.
+    with torch.inference_mode(False):
+        loc_U, scale_U = (F.pad(U, (0, 0, 0, padding)) if padding else U.clone() for U in (loc_U, scale_U))
+        loc_S, scale_S = _one_pass(loc_U, scale_U, weight)
+    return loc_S[:count], scale_S[:count]
+
+
+def _block_products(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`_products` block by block, so that absolute values exist for one block of rows at a time."""
+    vocab_size, dtype = weight.shape[0], loc_U.dtype
+    loc_S, scale_S = loc_U.new_empty(2, loc_U.shape[0], vocab_size)
+    absolute = loc_U.new_empty(min(BLOCK_ROWS, vocab_size), weight.shape[1])
+    for first in range(0, vocab_size, BLOCK_ROWS):
+        block = slice(first, min(first + BLOCK_ROWS, vocab_size))
+        rows = weight[block].to(dtype)  # (v, D)
+        torch.mm(loc_U, rows.T, out=loc_S[:, block])
+        torch.mm(scale_U, torch.abs(rows, out=absolute[: block.stop - first]).T, out=scale_S[:, block])
+    return loc_S, scale_S
+
+
+def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`_products` as row sums, written out for every position so that one loop over W carries them all."""
+    rows = weight.to(torch.float32)  # (V, D), fused into the loop as everything here
+    absolute = rows.abs()
+    loc_S = [(rows * loc_U[i]).sum(-1) for i in range(loc_U.shape[0])]
+    scale_S = [(absolute * scale_U[i]).sum(-1) for i in range(loc_U.shape[0])]
+    return torch.stack(loc_S), torch.stack(scale_S)
+
+
+_one_pass = CompiledKernel(_pass_over_rows, _block_products)

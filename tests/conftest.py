@@ -1,0 +1,80 @@
+"""Tiny models with random weights, and a tiny tokenizer: for unit tests only."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
+
+TINY = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+}
+
+
+def tiny_tokenizer():
+    """One token per byte, and two special ones: 258 tokens."""
+    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|start|>", eos_token="<|end|>", pad_token="<|end|>"
+    )
+
+
+def tiny_base(architecture="qwen2", **overrides):
+    torch.manual_seed(0)
+    fields = TINY | overrides
+    if architecture == "llama":
+        return LlamaForCausalLM(LlamaConfig(**fields)).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**fields)).eval()
+    with torch.no_grad():  # biases start at zero, which would hide a lost one
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                projection.bias.normal_(std=0.2)
+    return model
+
+
+def tiny_causal(**overrides):
+    """A causal model with nothing left at zero, so that every path carries signal."""
+    torch.manual_seed(1)
+    model = CausalQwen2ForCausalLM(CausalQwen2Config(**(TINY | {"num_token_id": 258} | overrides))).eval()
+    with torch.no_grad():
+        for parameter in [*model.abduction.parameters(), *model.action.parameters()]:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def base_directory(tmp_path_factory):
+    """A saved Qwen2 checkpoint with spare vocabulary rows: 300 against 258 tokens."""
+    directory = tmp_path_factory.mktemp("base")
+    tiny_base(tie_word_embeddings=True).save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 256, (3, 12), generator=torch.Generator().manual_seed(2))

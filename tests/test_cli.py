@@ -1,0 +1,88 @@
+"""The commands, as a shell runs them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from causal_qwen.cli import app, main
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def converted(base_directory, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cli") / "model"
+    result = invoke("convert", base_directory, out, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["num_token_id"] == 258
+    return out
+
+
+def test_parity_of_a_directory_and_of_a_source_agree(base_directory, converted):
+    results = [json.loads(invoke("parity", target, "--json").stdout) for target in (converted, base_directory)]
+    assert results[0] == results[1]
+    assert results[0]["max_abs_logit_diff"] == 0.0
+    assert results[0]["argmax_agreement"] == 1.0
+    assert {
+        "max_abs_logit_diff", "argmax_agreement", "ovr_prob_sum_median", "ovr_loss", "softmax_nll",
+        "added_parameters_fraction", "positions",
+    } <= set(results[0])  # fmt: skip
+
+
+def test_parity_takes_a_text_and_prints_a_table(base_directory, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("A plain sentence about nothing in particular. " * 5)
+    result = invoke("parity", base_directory, "--text", text, "--calibration", "none")
+    assert result.exit_code == 0
+    assert "max_abs_logit_diff" in result.stdout
+
+
+def test_info_describes_a_converted_model(converted):
+    facts = json.loads(invoke("info", converted, "--json").stdout)
+    assert facts["architecture"]["vocab_size (V)"] == 300
+    assert facts["numbers"]["num_token_id"] == 258
+    assert facts["calibration"]["mode"] == "default"
+    assert facts["parameters"]["causal heads"] > 0
+    assert "num_token_id" in invoke("info", converted).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "./nowhere", "out"], "./nowhere: no such directory"),
+        (["info", "nowhere"], "nowhere: no config.json"),
+        (["parity", "absent.gguf"], "absent.gguf: no such file"),
+        (["convert", "smollm2", "out", "--calibration-text", "absent.txt"], "absent.txt"),
+    ],
+)
+def test_mistakes_get_one_line_and_a_failing_exit(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["causal-qwen", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code not in (0, None)
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_info_of_a_plain_checkpoint_says_what_to_do(base_directory, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["causal-qwen", "info", str(base_directory)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "'qwen2', not 'causal_qwen2'; convert it first" in capsys.readouterr().err
+
+
+def test_an_existing_output_is_refused_and_kept(base_directory, converted):
+    result = invoke("convert", base_directory, converted)
+    assert result.exit_code != 0
+    assert "exists" in str(result.exception)
+
+
+def test_version():
+    from causal_qwen import __version__
+
+    assert invoke("--version").stdout.strip() == __version__
