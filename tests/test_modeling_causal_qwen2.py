@@ -376,6 +376,16 @@ def test_number_labels_without_values_are_refused(ids):
         tiny_causal()(ids, labels=ids)
 
 
+def test_labels_values_replace_numeric_values_in_the_loss(ids):
+    model = tiny_causal(gate_alpha=1.0)
+    ids[0, 3] = 258
+    values = torch.where(ids == 258, 5.0, 0.0)
+    other = torch.where(ids == 258, 500.0, 0.0)
+    same = model(ids, labels=ids, numeric_values=values, labels_values=values).reg_loss
+    torch.testing.assert_close(same, model(ids, labels=ids, numeric_values=values).reg_loss)
+    assert not torch.isclose(model(ids, labels=ids, numeric_values=values, labels_values=other).reg_loss, same)
+
+
 def test_softmax_term_is_cross_entropy_on_logits(ids):
     model = tiny_causal(softmax_loss_weight=0.5)
     outputs = model(ids, labels=ids)

@@ -143,7 +143,6 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         numeric_values: Tensor | None = None,
-        labels_values: Tensor | None = None,
         output_logits: bool | None = None,
         output_scores: bool = False,
         **kwargs: Unpack[TransformersKwargs],
@@ -160,12 +159,14 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             use_cache: As for Qwen2.
             logits_to_keep: How many last positions (or which) the outputs cover; 0 is all.
             numeric_values: (B, T) value at each <NUM>, ignored elsewhere.
-            labels_values: (B, T) values that belong to ``labels``; ``numeric_values`` by default.
             output_logits: Whether to compute ``logits``; by default unless training with labels.
             output_scores: Whether to return loc_S and scale_S, (B, K, V) each.
-            **kwargs: Passed to the backbone, except what the loss reads: ``shift_labels`` and ``shift_labels_values``
-                (already shifted), ``num_items_in_batch`` and ``num_numbers_in_batch`` (what the two sums are divided by).
+            **kwargs: Passed to the backbone, except what the loss reads: ``labels_values``, (B, T) values that belong to
+                ``labels`` (``numeric_values`` by default), ``shift_labels`` and ``shift_labels_values`` (already
+                shifted), ``num_items_in_batch`` and ``num_numbers_in_batch`` (what the two sums are divided by).
         """
+        # Not a named argument: Trainer takes every argument with "label" in its name for a label that must be there.
+        labels_values = kwargs.pop("labels_values", None)
         shift_labels = kwargs.pop("shift_labels", None)
         shift_values = kwargs.pop("shift_labels_values", None)
         divisors = {name: kwargs.pop(name, None) for name in ("num_items_in_batch", "num_numbers_in_batch")}

@@ -1,0 +1,56 @@
+"""The promise itself, on real pretrained weights: a converted model is its base on day one."""
+
+import pytest
+import torch
+
+from causal_qwen import CausalQwen2ForCausalLM, convert
+from causal_qwen.conversion import bundled_text, load_base, measure_parity
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_base("smollm2")
+
+
+@pytest.fixture(scope="module")
+def conversion(base):
+    return convert(base)
+
+
+def test_parity_on_heldout_text(base, conversion):
+    parity = measure_parity(conversion.model, base, bundled_text("heldout"))
+    assert parity.positions >= 1000
+    assert parity.max_abs_logit_diff == 0.0
+    assert parity.argmax_agreement >= 0.9999
+    assert 0.5 <= parity.ovr_prob_sum_median <= 2
+    assert parity.ovr_loss < 12
+    assert parity.added_parameters_fraction < 0.01
+
+
+def test_greedy_text_is_the_bases(base, conversion):
+    inputs = base.tokenizer(["The old lighthouse", "1 2 3 4", "def add(a, b):"], return_tensors="pt", padding=True, padding_side="left")
+    expected = base.model.generate(**inputs, max_new_tokens=24, do_sample=False)
+    assert torch.equal(conversion.model.generate(**inputs, max_new_tokens=24, do_sample=False), expected)
+
+
+def test_published_constants_do_not_transfer(base):
+    """The baseline of docs/theory/initialisation.md: no choice agrees, and probabilities sum to half the vocabulary."""
+    published = measure_parity(convert(base, calibration="published").model, base, bundled_text("heldout")[:1500])
+    assert published.argmax_agreement < 0.02
+    assert 20_000 < published.ovr_prob_sum_median < 24_000
+    assert 27_000 < published.ovr_loss < 32_000
+
+
+def test_bfloat16_keeps_the_heads_exact(base, conversion, tmp_path):
+    conversion.save(tmp_path / "model")
+    half = CausalQwen2ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    assert {p.dtype for p in [*half.abduction.parameters(), *half.action.parameters()]} == {torch.float32}
+    half_base = type(base)(base.name, type(base.model).from_pretrained(None, config=base.model.config, state_dict=base.model.state_dict(), dtype=torch.bfloat16).eval(), base.tokenizer)
+    parity = measure_parity(half.eval(), half_base, bundled_text("heldout")[:1500])
+    assert parity.max_abs_logit_diff == 0.0
+    assert parity.argmax_agreement > 0.97
+    ids = base.tokenizer("Numbers come in, causes are inferred.", return_tensors="pt").input_ids
+    half.train()(ids, labels=ids).loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in half.parameters() if p.grad is not None)
