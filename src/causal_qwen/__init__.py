@@ -18,6 +18,8 @@ _HOMES = {
     "causal_qwen.configuration_causal_qwen2": ("CausalQwen2Config",),
     "causal_qwen.conversion": ("convert",),
     "causal_qwen.modeling_causal_qwen2": ("CausalLMOutput", "CausalQwen2ForCausalLM", "NumberPrediction"),
+    "causal_qwen.numbers": ("Number", "format_number", "scan"),
+    "causal_qwen.processing_causal_qwen2": ("CausalQwen2Processor",),
     "causal_qwen.value_space": ("ValueSpace",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
     from causal_qwen.conversion import convert
     from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM, NumberPrediction
+    from causal_qwen.numbers import Number, format_number, scan
+    from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
     from causal_qwen.value_space import ValueSpace
 
 

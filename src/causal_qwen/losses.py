@@ -106,7 +106,8 @@ def ovr_loss(
             is_label = torch.nn.functional.one_hot(labels, vocab_size).bool()
             return -torch.where(is_label, S.log_sf(threshold), S.log_cdf(threshold)).sum() / num_items
 
-        offset, importance = bias - threshold, None  # the threshold of every token moves to 0
+        offset = bias - threshold  # (V,): the threshold of every token moves to 0
+        importance = torch.ones_like(offset)
         if impl == "sampled":
             numbers = labels.new_tensor([] if num_token_id is None else [num_token_id])
             certain = torch.unique(torch.cat([labels, numbers]))  # sorted
@@ -116,8 +117,9 @@ def ovr_loss(
             importance = importance.to(dtype)
             labels = torch.searchsorted(certain, labels)  # rows of the selection: certain tokens come first
         scores = Scores(U.loc, U.scale, weight, offset, balance, U.scale.mean(-1), U0.loc, U0.scale)
-        total: Tensor = ovr_sum(scores, labels, importance=importance, block_size=block_size)
-        return total / num_items
+        # Divided before it is summed, so that a bfloat16 gradient of W is rounded once.
+        loss: Tensor = ovr_sum(scores, labels, importance / num_items, block_size=block_size)
+        return loss
 
 
 def number_gate(prob_num: Tensor, *, alpha: float, gradient: bool = True) -> Tensor:

@@ -22,6 +22,7 @@ from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.sources import Base, ConversionError, load_base
 from causal_qwen.conversion.vocabulary import NUM_BIAS, NumToken, choose_num_token, with_num_row
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert"]
 
@@ -33,20 +34,25 @@ PUBLISHED = {"gamma_init": 10.0, "b_noise_init": 0.1, "ovr_threshold_init": 100.
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted model, its tokenizer, and what was done and measured.
+    """A converted model, its processor, and what was done and measured.
 
     Args:
         model: In evaluation mode.
-        tokenizer: The base's, with <NUM>.
+        processor: Reads digits as the base does, until training teaches the model values (``numbers="text"``).
         report: What `save` writes to conversion.json.
     """
 
     model: CausalQwen2ForCausalLM
-    tokenizer: PreTrainedTokenizerBase
+    processor: CausalQwen2Processor
     report: dict[str, Any]
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base's tokenizer, with <NUM>."""
+        return self.processor.tokenizer
+
     def save(self, directory: str | Path, *, overwrite: bool = False) -> Path:
-        """Write model, tokenizer and report; the directory appears only when it is complete.
+        """Write model, processor and report; the directory appears only when it is complete.
 
         Raises:
             FileExistsError: If it exists already and ``overwrite`` is False.
@@ -54,7 +60,7 @@ class Conversion:
         target = Path(directory)
         with atomic_directory(target, overwrite=overwrite) as temporary:
             self.model.save_pretrained(temporary)
-            self.tokenizer.save_pretrained(temporary)
+            self.processor.save_pretrained(temporary)
             report = json.dumps(self.report, indent=2, ensure_ascii=False, sort_keys=True)
             (temporary / REPORT_FILE).write_text(report + "\n", encoding="utf-8")
         return target
@@ -108,7 +114,7 @@ def convert(
         text = bundled_text("calibration") if calibration_text is None else calibration_text
         fitted = calibrate(model, features(model, num_token.tokenizer, text), seed=seed)
         report["calibration"] |= asdict(fitted) | {"text_sha256": hashlib.sha256(text.encode()).hexdigest()}
-    conversion = Conversion(model, num_token.tokenizer, report)
+    conversion = Conversion(model, CausalQwen2Processor(num_token.tokenizer, numbers="text"), report)
     if output is not None:
         conversion.save(output, overwrite=overwrite)
     return conversion

@@ -107,7 +107,8 @@ def _build(
             )
         if not tensor.is_floating_point():
             raise ValueError(
-                f"{source}: {_checkpoint_name(name)} is {tensor.dtype}: give the checkpoint before quantisation"
+                f"{source}: {_checkpoint_name(name)} is {tensor.dtype}: "
+                "give the checkpoint before quantisation"
             )
         tensors[name] = tensor.detach().to(dtype or tensor.dtype, copy=True)
     model.load_state_dict(tensors, assign=True)

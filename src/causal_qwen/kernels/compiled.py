@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
@@ -50,11 +51,19 @@ class CompiledKernel(Generic[P, R]):
         """The result, from whichever form works here."""
         if self.failed or not compilation_enabled():
             return self.plain(*args, **kwargs)
+        compiled = self._build()
         try:
-            return self._build()(*args, **kwargs)
+            return compiled(*args, **kwargs)
         except Exception as error:  # whatever a missing or broken tool chain raises
+            logger.debug("%s did not compile: %r", self.fast.__qualname__, error)
+        try:
+            # Once more: torch's compiler warns, and where warnings are errors that alone would stop it.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return compiled(*args, **kwargs)
+        except Exception as error:
             self._give_up(error)
-            return self.plain(*args, **kwargs)
+        return self.plain(*args, **kwargs)
 
     def _build(self) -> Callable[P, R]:
         with self._lock:

@@ -53,7 +53,10 @@ def token_scores(
     with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
         flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
         loc_S, scale_S = _products(flat_loc, flat_scale, weight.detach())
-        loc_S, scale_S = loc_S.view(*leading, -1), scale_S.view(*leading, -1)  # (..., V)
+        loc_S, scale_S = (
+            loc_S.view(*leading, weight.shape[0]),
+            scale_S.view(*leading, weight.shape[0]),
+        )  # (..., V)
         if bias is not None:
             loc_S += bias
         if loc_U0 is not None:

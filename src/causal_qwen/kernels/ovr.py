@@ -65,9 +65,7 @@ NAMES = tuple(field.name for field in fields(Scores))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def ovr_sum(
-    scores: Scores, labels: Tensor, *, importance: Tensor | None = None, block_size: int | None = None
-) -> Tensor:
+def ovr_sum(scores: Scores, labels: Tensor, importance: Tensor, *, block_size: int | None = None) -> Tensor:
     """−Σ_n Σ_k w_k·[ y_nk log P(S_nk > 0) + (1 − y_nk) log P(S_nk ≤ 0) ], a scalar.
 
     Differentiable once, in every tensor of ``scores``. Inside torch.compile it is a graph break.
@@ -75,11 +73,9 @@ def ovr_sum(
     Args:
         scores: N positions, V tokens.
         labels: (N,) rows of W, all valid.
-        importance: (V,) w; None is 1 everywhere.
+        importance: (V,) w.
         block_size: Rows of W per block; None chooses from the sizes.
     """
-    if importance is None:
-        importance = torch.ones_like(scores.offset)
     tensors = [getattr(scores, name) for name in NAMES]
     # Inside a Function the grad mode is off, and needs_input_grad does not know it: ask here.
     with_grad = torch.is_grad_enabled()

@@ -1,0 +1,256 @@
+"""The processor: text ⇄ (input_ids, attention_mask, numeric_values).
+
+Numbers in the text become <NUM> tokens with aligned values, and come back as text. The tokenizer does everything else:
+padding, truncation and special tokens are its own. The processor knows no model.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.processing_utils import ProcessorMixin
+
+from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
+from causal_qwen.numbers import Number, scan, write
+
+__all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
+
+NUM_TOKEN = "<NUM>"
+# Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal use.
+PRIVATE_TOKEN = "\ufdd0"
+
+
+class CausalQwen2Processor(ProcessorMixin):
+    """A tokenizer that reads and writes numbers as numbers.
+
+    Args:
+        tokenizer: The base's, with <NUM> in its vocabulary.
+        numbers: "value" turns each number into <NUM> and its value; "text" leaves the digits to the tokenizer, and gives
+            exactly the base's ids.
+        chat_template: Jinja template; the tokenizer's by default.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, numbers: str = "value", chat_template: str | None = None):
+        self.numbers = _checked(numbers)
+        super().__init__(tokenizer, chat_template=chat_template or tokenizer.chat_template)
+        self.num_token_id = tokenizer.get_vocab().get(NUM_TOKEN)
+        if self.num_token_id is None:
+            raise ValueError(f"the tokenizer has no {NUM_TOKEN} token; take it from a directory that `convert` wrote")
+
+    def __call__(
+        self,
+        text: str | Sequence | None = None,
+        *,
+        numbers: str | None = None,
+        padding: bool | str = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        padding_side: str | None = None,
+        return_tensors: str | None = None,
+        add_special_tokens: bool = True,
+        stride: int = 0,
+        return_overflowing_tokens: bool = False,
+    ) -> BatchFeature:
+        """Encode one text, a list of texts, or one or several chats.
+
+        Args:
+            text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list of chats.
+            numbers: "value" or "text", for this call.
+            padding: As for a tokenizer.
+            truncation: As for a tokenizer.
+            max_length: As for a tokenizer.
+            padding_side: "left" or "right"; the tokenizer's by default.
+            return_tensors: "pt" or "np"; lists by default.
+            add_special_tokens: As for a tokenizer; a chat carries its own.
+            stride: As for a tokenizer, with ``return_overflowing_tokens``.
+            return_overflowing_tokens: Whether truncated texts go on in further rows; ``overflow_to_sample_mapping``
+                then says which text each row is from.
+
+        Returns:
+            input_ids, attention_mask and numeric_values (float64; 0 where there is no number), aligned.
+        """
+        texts, single = self._texts(text)
+        if _is_chat(text) or _is_batch_of_chats(text):
+            add_special_tokens = False
+        mode = self.numbers if numbers is None else _checked(numbers)
+        tokenizer, token = self._reader(texts)
+        found = [scan(one) for one in texts] if mode == "value" else [[] for _ in texts]
+        rendered = [_render(one, spans, token) if spans else one for one, spans in zip(texts, found, strict=True)]
+        encoded = tokenizer(
+            rendered,
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+            padding_side=padding_side,
+            add_special_tokens=add_special_tokens,
+            stride=stride,
+            return_overflowing_tokens=return_overflowing_tokens,
+            return_attention_mask=True,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        samples = encoded.get("overflow_to_sample_mapping", range(len(texts)))
+        values = []
+        for row, (ids, sample) in enumerate(zip(encoded["input_ids"], samples, strict=True)):
+            offsets = encoded.encodings[row].offsets if truncation and found[sample] else None
+            values.append(self._align(ids, found[sample], offsets, len(token)))
+        batch = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"], "numeric_values": values}
+        if return_overflowing_tokens:
+            batch["overflow_to_sample_mapping"] = list(samples)
+        return _batch(batch, return_tensors, unwrap=single and not return_overflowing_tokens)
+
+    def apply_chat_template(self, conversation, *, tokenize: bool = False, add_generation_prompt: bool = False, **kwargs):
+        """The text of a chat, or with ``tokenize=True`` its encoding; other options go to `__call__`."""
+        template = kwargs.pop("chat_template", self.chat_template)
+        text = self.tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=add_generation_prompt, chat_template=template
+        )
+        return self(text, add_special_tokens=False, **kwargs) if tokenize else text
+
+    def decode(self, token_ids, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False) -> str:
+        """Text of one row of ids; each <NUM> is written as its value.
+
+        Args:
+            token_ids: (T,) ids.
+            numeric_values: (T,) values; required where an id is <NUM>.
+            spreads: (T,) uncertainty of each value, which rounds it; None writes every digit.
+            skip_special_tokens: As for a tokenizer; numbers are always written.
+
+        Raises:
+            ValueError: If a <NUM> has no value, or a value is NaN or infinite; the position is named.
+        """
+        ids = np.asarray(token_ids).reshape(-1)
+        positions = np.flatnonzero(ids == self.num_token_id)
+        if len(positions) == 0:
+            return self._plain(ids, skip_special_tokens)
+        if numeric_values is None:
+            raise ValueError(f"{NUM_TOKEN} at position {positions[0]}, but no numeric_values to write there")
+        values = np.asarray(numeric_values, dtype=np.float64).reshape(-1)
+        if len(values) != len(ids):
+            raise ValueError(f"{len(values)} numeric_values for {len(ids)} ids; they are aligned, one per token")
+        wrong = positions[~np.isfinite(values[positions])]
+        if len(wrong):
+            raise ValueError(f"the value at position {wrong[0]} is {values[wrong[0]]}; only finite numbers can be written")
+        gaps = [self._plain(part[part != self.num_token_id], skip_special_tokens) for part in np.split(ids, positions)]
+        spread = None if spreads is None else [float(value) for value in np.asarray(spreads).reshape(-1)[positions]]
+        return write(gaps, values[positions].tolist(), spread)
+
+    def batch_decode(self, sequences, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False) -> list[str]:
+        """`decode` for each row of (B, T) ids and values."""
+        values = [None] * len(sequences) if numeric_values is None else numeric_values
+        widths = [None] * len(sequences) if spreads is None else spreads
+        return [
+            self.decode(ids, row, spreads=width, skip_special_tokens=skip_special_tokens)
+            for ids, row, width in zip(sequences, values, widths, strict=True)
+        ]
+
+    @property
+    def model_input_names(self) -> list[str]:
+        """What the model takes from a batch."""
+        return ["input_ids", "attention_mask", "numeric_values"]
+
+    @cached_property
+    def _private_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer with <NUM> under another name, so that a typed "<NUM>" is ordinary text."""
+        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        for token in state["added_tokens"]:
+            if token["id"] == self.num_token_id:
+                token["content"] = PRIVATE_TOKEN
+        backend = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(state))
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {name: getattr(self.tokenizer, name) for name in names if getattr(self.tokenizer, name) is not None}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            padding_side=self.tokenizer.padding_side,
+            truncation_side=self.tokenizer.truncation_side,
+            model_max_length=self.tokenizer.model_max_length,
+            **special,
+        )
+
+    def _reader(self, texts: list[str]) -> tuple[PreTrainedTokenizerBase, str]:
+        """The tokenizer for these texts, and how <NUM> is spelled for it."""
+        if not any(NUM_TOKEN in text for text in texts):
+            return self.tokenizer, NUM_TOKEN
+        if any(PRIVATE_TOKEN in text for text in texts):
+            raise ValueError(f"a text holds both {NUM_TOKEN!r} and the noncharacter U+FDD0; remove one of them")
+        return self._private_tokenizer, PRIVATE_TOKEN
+
+    def _texts(self, text) -> tuple[list[str], bool]:
+        """The texts to encode, and whether one was given alone."""
+        if _is_chat(text):
+            return [self.apply_chat_template(text)], True
+        if _is_batch_of_chats(text):
+            return [self.apply_chat_template(chat) for chat in text], False
+        if isinstance(text, str):
+            return [text], True
+        if not isinstance(text, list | tuple) or not all(isinstance(one, str) for one in text):
+            raise TypeError(f"text is {text!r:.80}; give a string, a list of strings, or chat messages")
+        return list(text), False
+
+    def _align(self, ids: list[int], found: list[Number], offsets, width: int) -> np.ndarray:
+        """Values of one row; where truncation may have dropped some, by the offset at which each <NUM> was written."""
+        values = np.zeros(len(ids))
+        if not found:
+            return values
+        positions = np.flatnonzero(np.asarray(ids) == self.num_token_id)
+        if offsets is None:
+            values[positions] = [number.value for number in found]
+            return values
+        starts, shift = {}, 0
+        for number in found:
+            starts[number.start + shift] = number.value
+            shift += width - (number.end - number.start)
+        values[positions] = [starts[offsets[position][0]] for position in positions]
+        return values
+
+    def _plain(self, ids: np.ndarray, skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode(
+            ids.tolist(), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+
+def _checked(numbers: str) -> str:
+    if numbers not in ("value", "text"):
+        raise ValueError(f"numbers is {numbers!r}; choose 'value' or 'text'")
+    return numbers
+
+
+def _is_chat(text) -> bool:
+    return isinstance(text, list | tuple) and len(text) > 0 and isinstance(text[0], dict)
+
+
+def _is_batch_of_chats(text) -> bool:
+    return isinstance(text, list | tuple) and len(text) > 0 and _is_chat(text[0])
+
+
+def _render(text: str, numbers: list[Number], token: str) -> str:
+    """The text with ``token`` in place of each number."""
+    parts, end = [], 0
+    for number in numbers:
+        parts += (text[end : number.start], token)
+        end = number.end
+    parts.append(text[end:])
+    return "".join(parts)
+
+
+def _batch(data: dict, return_tensors: str | None, *, unwrap: bool) -> BatchFeature:
+    """As lists (of one text alone, its rows), or as int64 and float64 arrays; values keep their 64 bits."""
+    if return_tensors is None:
+        data["numeric_values"] = [row.tolist() for row in data["numeric_values"]]
+        return BatchFeature({name: rows[0] for name, rows in data.items()} if unwrap else data)
+    try:
+        arrays = {name: np.asarray(rows, dtype=np.float64 if name == "numeric_values" else np.int64) for name, rows in data.items()}
+    except ValueError:
+        raise ValueError("rows of different lengths cannot be one tensor; pass padding=True") from None
+    if return_tensors == "np":
+        return BatchFeature(arrays)
+    if return_tensors != "pt":
+        raise ValueError(f"return_tensors is {return_tensors!r}; choose 'pt', 'np' or None")
+    import torch
+
+    return BatchFeature({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+AutoProcessor.register(CausalQwen2Config, CausalQwen2Processor, exist_ok=True)

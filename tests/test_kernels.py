@@ -1,0 +1,353 @@
+"""The kernels beneath the loss and the decision head: exactness, choice of path, life without a compiler."""
+
+import logging
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from causal_qwen.cauchy import Cauchy, log_tail
+from causal_qwen.heads import ActionNetwork
+from causal_qwen.kernels import decision, tail
+from causal_qwen.kernels.compiled import CompiledKernel, compilation_enabled
+from causal_qwen.kernels.decision import choose_token, token_scores
+from causal_qwen.kernels.negatives import draw_candidates, proposal_weights
+from causal_qwen.kernels.ovr import choose_blocks
+
+# The tail block
+
+
+def tail_inputs(rows=32, columns=64, *, dtype=torch.float64):
+    """d/s over 60 orders of magnitude in both tails, at sizes from 1e-12 to 1e12."""
+    g = torch.Generator().manual_seed(0)
+    size = 10 ** (torch.rand(rows, columns, generator=g, dtype=dtype) * 24 - 12)
+    ratio = 10 ** (torch.rand(rows, columns, generator=g, dtype=dtype) * 60 - 30)
+    sign = torch.randint(0, 2, (rows, columns), generator=g).to(dtype) * 2 - 1
+    scale = torch.where(ratio > 1, size, size / ratio.clamp(min=1e-20))
+    loc = sign * torch.where(ratio > 1, size * ratio.clamp(max=1e20), size)
+    labels = torch.randint(-columns, 2 * columns, (rows,), generator=g, dtype=torch.int32)  # some outside
+    return loc.float().to(dtype), scale.float().to(dtype), labels
+
+
+def tail_vectors(rows, columns, dtype):
+    zeros = torch.zeros(rows, dtype=dtype), torch.zeros(columns, dtype=dtype)
+    return {
+        "offset": zeros[1],
+        "balance": zeros[1],
+        "importance": torch.linspace(0.5, 3, columns, dtype=dtype),
+        "mean_scale": zeros[0],
+        "loc_U0": zeros[0],
+        "scale_U0": zeros[0],
+    }
+
+
+def exact_tail(loc, scale, labels, importance):
+    """The block by `log_tail` and its own gradients, in float64."""
+    loc, scale = loc.double().requires_grad_(), scale.double().requires_grad_()
+    is_label = torch.arange(loc.shape[1]) == labels[:, None]
+    loss = -log_tail(torch.where(is_label, -loc, loc), scale) * importance
+    return loss.detach(), *torch.autograd.grad(loss.sum(), (loc, scale))
+
+
+@pytest.mark.parametrize("form", [tail._plain_tail, tail._fast_tail])
+def test_tail_block_is_log_tail_with_its_gradients(form):
+    """Elementwise, not in the norm: the fast form is within 1e-6 of float64 where float32 has the digits."""
+    loc, scale, labels = tail_inputs()
+    vectors = tail_vectors(32, 64, torch.float64)
+    loss, by_loc, by_scale = exact_tail(loc, scale, labels, vectors["importance"])
+    G, H, out = loc.float(), scale.float(), torch.empty(32, 64)
+    form(G, H, out, labels, *(vector.float() for vector in vectors.values()))
+    smallest = torch.finfo(torch.float32).tiny
+    torch.testing.assert_close(out.double(), loss, rtol=1e-6, atol=smallest)
+    torch.testing.assert_close(G.double(), by_loc, rtol=1e-6, atol=smallest)
+    torch.testing.assert_close(H.double(), by_scale, rtol=1e-6, atol=smallest)
+
+
+def test_tail_block_assembles_the_scores():
+    g = torch.Generator().manual_seed(0)
+    loc, scale = torch.randn(5, 7, generator=g).double(), torch.rand(5, 7, generator=g).double() + 0.1
+    vectors = tail_vectors(5, 7, torch.float64)
+    vectors |= {name: torch.rand_like(vector) for name, vector in vectors.items()}
+    labels = torch.arange(5, dtype=torch.int32)
+    loc_S = loc + vectors["offset"] + vectors["loc_U0"][:, None]
+    scale_S = scale + vectors["balance"] * vectors["mean_scale"][:, None] + vectors["scale_U0"][:, None]
+    expected = exact_tail(loc_S, scale_S, labels, vectors["importance"])
+    loss = torch.empty_like(loc)
+    tail.tail_block_(loc, scale, loss, labels=labels, **vectors)
+    for ours, exact in zip((loss, loc, scale), expected, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("distance", [3e38, 1e30, 1e-30, 0.0, -1e-30, -1e30, -3e38])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("form", [tail._plain_tail, tail._fast_tail])
+def test_tail_block_is_finite_at_the_ends_of_float32(form, distance, scale):
+    G, H, out = torch.full((1, 2), distance), torch.full((1, 2), scale), torch.empty(1, 2)
+    vectors = tail_vectors(1, 2, torch.float32)
+    form(G, H, out, torch.tensor([1], dtype=torch.int32), *vectors.values())
+    assert torch.isfinite(G).all()
+    assert torch.isfinite(H).all()
+    representable = scale >= abs(distance) * torch.finfo(torch.float32).tiny
+    assert torch.isfinite(out).all() or not representable, "a probability that float32 holds has a logarithm"
+
+
+@pytest.mark.slow
+def test_compiled_tail_block_equals_the_plain_one():
+    kernel = CompiledKernel(tail._fast_tail, tail._plain_tail)
+    for rows, columns in [(37, 129), (64, 256), (1, 300), (300, 1)]:
+        loc, scale, labels = tail_inputs(rows, columns)
+        vectors = tail_vectors(rows, columns, torch.float64)
+        loss, by_loc, by_scale = exact_tail(loc, scale, labels, vectors["importance"])
+        G, H, out = loc.float(), scale.float(), torch.empty(rows, columns)
+        kernel(G, H, out, labels, *(vector.float() for vector in vectors.values()))
+        for ours, exact in ((out, loss), (G, by_loc), (H, by_scale)):
+            torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=torch.finfo(torch.float32).tiny)
+    assert not kernel.failed
+
+
+def test_small_blocks_and_float64_never_compile(monkeypatch):
+    monkeypatch.setattr(tail, "_tail", pytest.fail)
+    for shape, dtype in (
+        ((8, 64), torch.float32),
+        ((512, 512), torch.float64),
+        ((1, 1 << 17), torch.float32),
+    ):
+        block = [torch.ones(shape, dtype=dtype) for _ in range(3)]
+        labels = torch.zeros(shape[0], dtype=torch.int32)
+        tail.tail_block_(*block, labels=labels, **tail_vectors(*shape, dtype))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 100, 2048, 10**6])
+@pytest.mark.parametrize("width", [1, 896, 10**7])
+def test_blocks_fit_the_cache_and_the_vocabulary(tokens, width):
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        n, v = choose_blocks(tokens, 151_936, width, block_size=None, device=device)
+        limit = 1 << (21 if device.type == "cpu" else 25)
+        assert 1 <= n <= max(tokens, 1)
+        assert 1 <= v <= 151_936
+        assert n * v <= limit
+        assert v * width <= max(limit, 64 * width)
+    assert choose_blocks(tokens, 50, width, block_size=1000, device=torch.device("cpu"))[1] == 50
+
+
+# The compiled kernel
+
+
+def test_a_broken_compiler_is_reported_once_and_replaced(caplog, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no C++ compiler found\nsearched in vain")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    kernel = CompiledKernel(lambda x: x * 2, lambda x: x + x)
+    with caplog.at_level(logging.WARNING):
+        assert [kernel(i) for i in (1, 2, 3)] == [2, 4, 6]
+    assert kernel.failed
+    (record,) = caplog.records
+    assert "no C++ compiler found" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(("name", "value"), [("CAUSAL_QWEN_COMPILE", "0"), ("TORCHDYNAMO_DISABLE", "1")])
+def test_the_environment_switches_compilation_off(monkeypatch, name, value):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    assert compilation_enabled()
+    monkeypatch.setenv(name, value)
+    assert not compilation_enabled()
+    monkeypatch.setattr(torch, "compile", pytest.fail)
+    assert CompiledKernel(pytest.fail, lambda x: x + 1)(1) == 2
+
+
+def test_threads_share_one_compilation(monkeypatch):
+    built = []
+    monkeypatch.setattr(torch, "compile", lambda fast, **_: built.append(fast) or fast)
+    kernel = CompiledKernel(lambda x: x * 2, pytest.fail)
+    results = []
+    threads = [threading.Thread(target=lambda i=i: results.append(kernel(i))) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert len(built) == 1
+
+
+def test_importing_compiles_nothing():
+    code = (
+        "import torch; torch.compile = None; import causal_qwen.losses, causal_qwen.heads, sys;"
+        "assert 'torch._inductor.codecache' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The decision head
+
+
+def causes(*leading, width=24, dtype=torch.float32):
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(*leading, width, generator=g, dtype=dtype), torch.rand(
+        *leading, width, generator=g, dtype=dtype
+    ) + 0.01
+
+
+def exact_scores(loc_U, scale_U, weight, bias, balance, loc_U0, scale_U0):
+    W = weight.double()
+    loc = loc_U.double() @ W.T + bias + loc_U0[..., None]
+    scale = scale_U.double() @ W.abs().T + balance * scale_U.double().mean(-1, keepdim=True)
+    return loc, scale + scale_U0[..., None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("leading", [(), (1,), (2, 3), (0,), (40,)])
+def test_token_scores_are_the_linear_law(monkeypatch, leading, dtype):
+    monkeypatch.setattr(decision, "BLOCK_ROWS", 17)
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(101, 24, generator=g, dtype=torch.float64).to(dtype)
+    bias, balance = torch.randn(101, generator=g), torch.rand(101, generator=g)
+    loc_U, scale_U = causes(*leading, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    loc_U0, scale_U0 = torch.full(leading, -0.5), torch.full(leading, 0.25)
+    terms = {"bias": bias, "balance": balance, "loc_U0": loc_U0, "scale_U0": scale_U0}
+    loc, scale = token_scores(loc_U, scale_U, weight, **terms)
+    exact_loc, exact_scale = exact_scores(loc_U, scale_U, weight, *terms.values())
+    assert loc.shape == scale.shape == (*leading, 101)
+    torch.testing.assert_close(loc.double(), exact_loc, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scale.double(), exact_scale, rtol=1e-5, atol=1e-6)
+    bare_loc, bare_scale = token_scores(loc_U, scale_U, weight)
+    torch.testing.assert_close(bare_loc + bias + loc_U0[..., None], loc, rtol=1e-5, atol=1e-5)
+    assert (bare_scale <= scale).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_pass_agrees_and_pads(monkeypatch, dtype):
+    monkeypatch.setattr(decision, "SMALLEST_COMPILED", 1)
+    kernel = CompiledKernel(decision._pass_over_rows, pytest.fail)
+    monkeypatch.setattr(decision, "_one_pass", kernel)
+    weight = torch.randn(203, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight.requires_grad_()
+    for count in (1, 3, 4):
+        loc_U, scale_U = causes(count)
+        for mode in (torch.no_grad(), torch.inference_mode()):
+            with mode:
+                loc, scale = token_scores(loc_U, scale_U, weight)
+            W = weight.detach().double()
+            torch.testing.assert_close(loc.double(), loc_U.double() @ W.T, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-6)
+    assert not kernel.failed
+
+
+def test_only_a_large_matrix_and_few_positions_are_worth_a_compiler(monkeypatch):
+    calls = []
+
+    def spy(loc_U, scale_U, weight):
+        calls.append(loc_U.shape[0])
+        return decision._block_products(loc_U, scale_U, weight)
+
+    monkeypatch.setattr(decision, "_one_pass", spy)
+    weight = torch.randn(64, 24)
+    token_scores(*causes(1), weight)
+    assert not calls
+    monkeypatch.setattr(decision, "SMALLEST_COMPILED", 64 * 24)
+    for count in range(1, 12):
+        assert token_scores(*causes(count), weight)[0].shape == (count, 64)
+    assert calls == [1, 2, 4, 4, 8, 8, 8, 8], "few counts, so few variants; nine and more go block by block"
+
+
+def test_absolute_values_of_the_whole_matrix_are_never_stored(monkeypatch):
+    monkeypatch.setattr(decision, "BLOCK_ROWS", 8)
+    sizes = []
+    absolute = torch.abs
+    monkeypatch.setattr(torch, "abs", lambda rows, **k: sizes.append(rows.shape[0]) or absolute(rows, **k))
+    token_scores(*causes(2), torch.randn(50, 24))
+    assert max(sizes) == 8
+
+
+def test_the_choice_is_the_argmax_of_probability_without_its_ties():
+    loc = torch.tensor([[1e8, 3e8, -2.0], [5.0, 1.0, 2.0]])
+    scale = torch.tensor([[1.0, 1.0, 1.0], [10.0, 0.1, 1.0]])
+    threshold = torch.tensor([0.5, 0.0, 1.0])
+    assert choose_token(loc, scale, threshold).tolist() == [1, 1]
+    excluded = torch.tensor([0.0, -math.inf, 0.0])
+    assert choose_token(loc, scale, threshold, adjustment=excluded).tolist() == [0, 2]
+    assert choose_token(loc, scale, threshold, adjustment=torch.tensor([1e9, 0.0, 0.0])).tolist() == [0, 0]
+    generator = torch.Generator().manual_seed(0)
+    S = Cauchy(torch.randn(50, 9, generator=generator), torch.rand(50, 9, generator=generator) + 0.1)
+    assert torch.equal(choose_token(S.loc, S.scale, torch.zeros(9)), S.sf(torch.zeros(9)).argmax(-1))
+
+
+def test_the_action_network_scores_alike_with_and_without_gradients():
+    action = ActionNetwork(101, 24)
+    weight = torch.nn.Parameter(torch.randn(101, 24))
+    with torch.no_grad():
+        for parameter in (action.bias, action.balance):
+            parameter.normal_()
+    U, U0 = Cauchy(*causes(2, 3)), Cauchy(torch.ones(2, 3), torch.ones(2, 3))
+    dense = action.scores(U, U0, weight)
+    assert dense.loc.requires_grad
+    with torch.no_grad():
+        fast = action.scores(U, U0, weight)
+    torch.testing.assert_close(fast.loc, dense.loc.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fast.scale, dense.scale.detach(), rtol=1e-5, atol=1e-5)
+
+
+# The negatives
+
+
+@pytest.mark.parametrize("proposal", ["uniform", "unigram"])
+def test_every_token_stands_for_itself_in_expectation(proposal):
+    counts = torch.tensor([0, 0, 1, 5, 40] * 6)
+    weights = proposal_weights(proposal, 30, token_counts=counts)
+    certain = torch.tensor([3, 17])
+    generator = torch.Generator().manual_seed(0)
+    total, square = torch.zeros(30, dtype=torch.float64), torch.zeros(30, dtype=torch.float64)
+    for _ in range(4000):
+        ids, importance = draw_candidates(certain, weights, 8, generator=generator)
+        assert ids.tolist()[:2] == [3, 17]
+        assert len(ids) == len(set(ids.tolist()))
+        total[ids] += importance
+        square[ids] += importance**2
+    mean = total / 4000
+    error = ((square / 4000 - mean**2).clamp(min=0) / 4000).sqrt()
+    varies = error > 1e-9
+    assert ((mean - 1)[varies] / error[varies]).abs().max() < 4.5
+    torch.testing.assert_close(mean[~varies], torch.ones(30, dtype=torch.float64)[~varies])
+    assert not varies[certain].any()
+
+
+def test_stratification_beats_independent_draws():
+    """Over a smooth function of the token, as losses are of frequency rank, variance is far lower."""
+    values = torch.linspace(0, 1, 1000, dtype=torch.float64) ** 2
+    weights = proposal_weights("uniform", 1000)
+    generator = torch.Generator().manual_seed(0)
+    estimates = []
+    for _ in range(300):
+        ids, importance = draw_candidates(
+            torch.tensor([], dtype=torch.int64), weights, 50, generator=generator
+        )
+        estimates.append((values[ids] * importance).sum())
+    independent = 1000**2 * values.var() / 50
+    assert torch.stack(estimates).var() < 0.05 * independent
+    assert torch.stack(estimates).mean().item() == pytest.approx(values.sum().item(), rel=0.01)
+
+
+@pytest.mark.parametrize("number", [1, 28, 29, 1000])
+def test_enough_negatives_leave_nothing_to_chance(number):
+    ids, importance = draw_candidates(torch.tensor([4]), proposal_weights("uniform", 30), number)
+    if number >= 29:
+        assert sorted(ids.tolist()) == list(range(30))
+        assert importance.eq(1).all()
+    else:
+        assert importance[1:].sum().item() == pytest.approx(29)
+
+
+def test_a_token_that_dominates_the_proposal_becomes_certain():
+    counts = torch.zeros(100)
+    counts[7] = 1e6
+    ids, importance = draw_candidates(
+        torch.tensor([0]), proposal_weights("unigram", 100, token_counts=counts), 10
+    )
+    assert ids[1] == 7
+    assert importance[1] == 1
+    assert importance[2:].sum().item() == pytest.approx(98, rel=1e-9)
