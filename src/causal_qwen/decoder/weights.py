@@ -85,7 +85,8 @@ def _build(
     dtype: torch.dtype | None,
 ) -> CausalLM:
     """The decoder of ``config`` with the tensors that ``read`` gives."""
-    present = {name for name in names if not name.startswith(_CAUSAL_HEADS) and not name.endswith(_COMPUTED)}
+    names = set(names)
+    present = {name for name in names if not _is_causal(name) and not name.endswith(_COMPUTED)}
     if config.tie_word_embeddings and {_HEAD, _EMBEDDING} <= present:
         if torch.equal(read(_HEAD), read(_EMBEDDING)):
             present.remove(_HEAD)
@@ -100,6 +101,11 @@ def _build(
     for name in model.state_dict():
         tensor = read(_checkpoint_name(name))
         expected = shapes[_checkpoint_name(name)]
+        if name == _HEAD and tensor.shape[1] != config.hidden_size and any(map(_is_causal, names)):
+            raise ValueError(
+                f"{source}: the head reads {tensor.shape[1]} causes (causal_size) instead of the hidden size "
+                f"{config.hidden_size}: the plain decoder has no abduction, use CausalQwen2ForCausalLM"
+            )
         if tensor.shape != expected:
             raise ValueError(
                 f"{source}: {_checkpoint_name(name)} has shape {tuple(tensor.shape)}, the config says "
@@ -113,6 +119,10 @@ def _build(
         tensors[name] = tensor.detach().to(dtype or tensor.dtype, copy=True)
     model.load_state_dict(tensors, assign=True)
     return model.eval()
+
+
+def _is_causal(name: str) -> bool:
+    return name.startswith(_CAUSAL_HEADS)
 
 
 def _checkpoint_name(name: str) -> str:
