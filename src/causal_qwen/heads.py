@@ -20,7 +20,7 @@ from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.kernels.decision import token_scores
 from causal_qwen.value_space import signed_log1p
 
-__all__ = ["AbductionNetwork", "ActionNetwork", "NumericEmbedding", "exact"]
+__all__ = ["NUM_BIAS", "AbductionNetwork", "ActionNetwork", "NumericEmbedding", "exact"]
 
 ScaleActivation = Literal["exp", "softplus", "abs"]
 InitStrategy = Literal["identity", "xavier", "normal"]
@@ -28,6 +28,9 @@ NumericEncoding = Literal["log", "sigmoid"]
 
 # scale_U stays within e^±40: far beyond use, yet its products with W neither overflow nor vanish in float32.
 EXPONENT_BOUND = 40.0
+# b_<NUM> before training. The <NUM> row starts as the mean of the digit rows, so its score never exceeds the best digit's,
+# in any cause: with a negative bias no argmax can choose it. At −20 softmax gives it less than 2e-9 of that digit.
+NUM_BIAS = -20.0
 
 
 def exact(tensor: Tensor) -> Tensor:

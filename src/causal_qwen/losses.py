@@ -116,9 +116,12 @@ def ovr_loss(
             weight, offset, balance = (t.index_select(0, tokens) for t in (weight, offset, balance))
             importance = importance.to(dtype)
             labels = torch.searchsorted(certain, labels)  # rows of the selection: certain tokens come first
-        scores = Scores(U.loc, U.scale, weight, offset, balance, U.scale.mean(-1), U0.loc, U0.scale)
+        X = torch.cat([U.loc, U0.loc[:, None], torch.ones_like(U0.loc)[:, None]], -1)  # (N, D + 2)
+        Y = torch.cat([U.scale, U0.scale[:, None], U.scale.mean(-1, keepdim=True)], -1)  # (N, D + 2)
         # Divided before it is summed, so that a bfloat16 gradient of W is rounded once.
-        loss: Tensor = ovr_sum(scores, labels, importance / num_items, block_size=block_size)
+        loss: Tensor = ovr_sum(
+            Scores(X, Y, weight, offset, balance), labels, importance / num_items, block_size=block_size
+        )
         return loss
 
 

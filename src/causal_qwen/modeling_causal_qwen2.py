@@ -1,16 +1,17 @@
 """CausalQwen2ForCausalLM: a Qwen2 that infers the cause of what comes next, then acts.
 
 Backbone, vocabulary matrix, caches, attention backends and generate() are Qwen2's own; this file states the difference.
-It does not know how a model is converted or calibrated, nor how a token is chosen.
+It does not know how a model is converted or calibrated.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import transformers.initialization as init
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2ForCausalLM
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import ModelOutput
 from transformers.processing_utils import Unpack
@@ -18,7 +19,9 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-from causal_qwen.heads import AbductionNetwork, ActionNetwork, NumericEmbedding, exact
+from causal_qwen.generation import decode
+from causal_qwen.generation.planning import Individuals, plan
+from causal_qwen.heads import NUM_BIAS, AbductionNetwork, ActionNetwork, NumericEmbedding, exact
 from causal_qwen.losses import IGNORE_INDEX, number_gate, number_loss, ovr_loss
 from causal_qwen.value_space import ValueSpace
 
@@ -341,6 +344,80 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         lower, upper = Y.interval(level)
         decode = self.value_space.decode
         return NumberPrediction(decode(Y.loc), decode(lower), decode(upper), self.prob_num(U, U0), level)
+
+    @property
+    def writes_numbers(self) -> bool:
+        """Whether <NUM> can be chosen: it exists, and training has moved its bias from where conversion put it."""
+        num_token_id = self.config.num_token_id
+        return num_token_id is not None and self.action.bias[num_token_id].item() != NUM_BIAS
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        inference_mode: str | None = None,
+        individual: Individuals | None = None,
+        noise_gain: float | None = None,
+        density_floor: float | None = None,
+        persistence: float | None = None,
+        interval_level: float = 0.9,
+        normalisation: str = "softmax",
+        suppress_unused: bool = False,
+        **kwargs,
+    ):
+        """transformers' generate(), deciding by causes.
+
+        Everything that generate() takes works in every mode, but for beams and assistants, which need
+        ``inference_mode="compatible"``. The temperature scales noise, except in "compatible".
+
+        Args:
+            inputs: Token ids (B, T).
+            generation_config: May also carry the settings below.
+            inference_mode: "standard" (do_sample=False: the law of U decides; True: noise moves the cause), "causal" (one
+                concrete individual decides) or "compatible" (what Qwen does). The configuration's by default.
+            individual: Who is sampled: an `Individual`, a seed, or one per row. New ones by default; the output with
+                ``return_dict_in_generate=True`` says who.
+            noise_gain: κ.
+            density_floor: Truncation of the noise.
+            persistence: ρ for individuals that have none of their own.
+            interval_level: Probability of the interval of each number.
+            normalisation: In "compatible", "softmax" or "ovr": draw from P_k/ΣP.
+            suppress_unused: Whether vocabulary rows that no token uses are excluded.
+            **kwargs: As for transformers.
+
+        Returns:
+            Ids (B, T'), or with ``return_dict_in_generate=True`` a `CausalGenerateOutput`.
+        """
+        if kwargs.get("custom_generate") is not None:  # somebody's own loop decides by its own rules
+            return super().generate(inputs, generation_config, **kwargs)
+        given = {"noise_gain": noise_gain, "density_floor": density_floor, "persistence": persistence}
+        decision = plan(
+            self,
+            inputs,
+            generation_config,
+            kwargs,
+            settings=given | {"inference_mode": inference_mode},
+            individual=individual,
+            interval_level=interval_level,
+            normalisation=normalisation,
+            suppress_unused=suppress_unused,
+        )
+        if decision is not None:
+            # transformers hands neither to a loop that is not its own.
+            loop = {"streamer": kwargs.get("streamer"), "synced_gpus": bool(kwargs.get("synced_gpus"))}
+            kwargs["custom_generate"] = functools.partial(decode, decision=decision, **loop)
+        return super().generate(inputs, generation_config, **kwargs)
+
+    def prepare_inputs_for_generation(self, input_ids, *args, numeric_values=None, **kwargs):
+        """As Qwen2's, with the values of the tokens that are fed; tokens beyond the given values have none."""
+        model_inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        fed = model_inputs.get("input_ids")
+        if numeric_values is not None and fed is not None:
+            values = nn.functional.pad(numeric_values, (0, input_ids.shape[1] - numeric_values.shape[1]))
+            model_inputs["numeric_values"] = values[:, values.shape[1] - fed.shape[1] :]
+        return model_inputs
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As Qwen2's, with b, balance and C following W."""

@@ -20,7 +20,8 @@ from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.conversion.calibration import calibrate, features
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.sources import Base, ConversionError, load_base
-from causal_qwen.conversion.vocabulary import NUM_BIAS, NumToken, choose_num_token, with_num_row
+from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
+from causal_qwen.heads import NUM_BIAS
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 

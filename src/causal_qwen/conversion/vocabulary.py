@@ -15,11 +15,8 @@ from transformers.tokenization_utils_base import AddedToken
 from causal_qwen.conversion.sources import ConversionError
 from causal_qwen.processing_causal_qwen2 import NUM_TOKEN
 
-__all__ = ["NUM_BIAS", "NumToken", "choose_num_token", "with_num_row"]
+__all__ = ["NumToken", "choose_num_token", "with_num_row"]
 
-# The <NUM> row is the mean of the digit rows, so its score never exceeds the best digit's, in any cause: with a negative
-# bias no argmax can choose it. At −20 softmax gives it less than 2e-9 of that digit's probability.
-NUM_BIAS = -20.0
 # GGUF files name the rows that no token uses [PAD151665], [PAD151666], ...
 PLACEHOLDER = re.compile(r"\[PAD\d+\]")
 

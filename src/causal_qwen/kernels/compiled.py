@@ -87,5 +87,5 @@ class CompiledKernel(Generic[P, R]):
             "torch.compile cannot build %s here (%s: %s); a slower form with the same results is used",
             self.fast.__qualname__,
             type(error).__name__,
-            next(iter(str(error).splitlines()), "no message"),
+            " ".join(str(error).split("\n")[:2]),
         )

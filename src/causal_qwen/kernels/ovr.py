@@ -1,12 +1,15 @@
 """The One-vs-Rest sum over blocks of the vocabulary, its gradients in the same pass.
 
 One-vs-Rest has no normaliser: each token's term is final as soon as its score is. So one walk over W yields
-loss and gradients together, block by block, and no (N, V) tensor ever exists. With G = ∂loss/∂loc_S and
-H = ∂loss/∂scale_S,
+loss and gradients together, block by block, and no (N, V) tensor ever exists. All that a score depends on is a
+column of two matrix products,
 
-    ∂/∂loc_U = G W          ∂/∂scale_U = H |W|       ∂/∂W = Gᵀ loc_U + sign(W) ⊙ Hᵀ scale_U
-    ∂/∂loc_U0 = G 1         ∂/∂scale_U0 = H 1        ∂/∂mean_scale = H balance
-    ∂/∂offset = Gᵀ 1        ∂/∂balance = Hᵀ mean_scale
+    loc_S = X Rᵀ,    X = [loc_U, loc_U0, 1],             R = [W, 1, offset]
+    scale_S = Y Aᵀ,  Y = [scale_U, scale_U0, mean_scale], A = [|W|, 1, balance]
+
+so with G = ∂loss/∂loc_S and H = ∂loss/∂scale_S all gradients are columns of four more:
+
+    ∂/∂X = G R,  ∂/∂Y = H A,  ∂/∂R = Gᵀ X,  ∂/∂A = Hᵀ Y,  ∂/∂W = ∂/∂R + sign(W) ⊙ ∂/∂A.
 
 This module does not know ignored labels, what the sum is divided by, or where the rows of W come from.
 """
@@ -32,33 +35,29 @@ ACCELERATOR_BLOCK_ELEMENTS = 1 << 25
 ROW_MULTIPLE = 64
 # With many tokens, blocks are cut in the tokens too rather than to fewer rows than this.
 ROWS_FOR_MANY_TOKENS = 1024
+# Matrices are stored with rows that begin at such multiples: products are slower otherwise.
+ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """loc_S = W loc_U + offset + loc_U0 and scale_S = |W| scale_U + balance·mean_scale + scale_U0.
+    """loc_S = [W, 1, offset]·X and scale_S = [|W|, 1, balance]·Y, against the threshold 0.
 
     All in one dtype, float32 or float64, but for W, which may be narrower.
 
     Args:
-        loc_U: (N, D).
-        scale_U: (N, D), > 0.
+        X: (N, D + 2) [loc_U, loc_U0, 1].
+        Y: (N, D + 2) [scale_U, scale_U0, mean_scale], > 0 in sum.
         weight: (V, D) W.
-        offset: (V,) b − C, so that the threshold of every score is 0.
+        offset: (V,) b − C.
         balance: (V,) ≥ 0.
-        mean_scale: (N,) mean of scale_U.
-        loc_U0: (N,).
-        scale_U0: (N,).
     """
 
-    loc_U: Tensor
-    scale_U: Tensor
+    X: Tensor
+    Y: Tensor
     weight: Tensor
     offset: Tensor
     balance: Tensor
-    mean_scale: Tensor
-    loc_U0: Tensor
-    scale_U0: Tensor
 
 
 NAMES = tuple(field.name for field in fields(Scores))
@@ -136,67 +135,54 @@ def _walk(
     scores: Scores, labels: Tensor, importance: Tensor, block_size: int | None, wanted: dict[str, bool]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum, and the gradient of each tensor that is wanted."""
-    dtype, device, weight = scores.loc_U.dtype, scores.loc_U.device, scores.weight
-    (num_tokens, width), vocab_size = scores.loc_U.shape, weight.shape[0]
+    (num_tokens, width), (vocab_size, rank) = scores.X.shape, scores.weight.shape  # D + 2, D
+    dtype, device = scores.X.dtype, scores.X.device
     token_step, row_step = choose_blocks(num_tokens, vocab_size, width, block_size=block_size, device=device)
-    grads = {name: torch.zeros_like(getattr(scores, name)) for name in NAMES[:2] + NAMES[3:] if wanted[name]}
-    if wanted["weight"]:  # every row is written once, unless there is no token to write it
-        grads["weight"] = torch.empty_like(weight) if num_tokens else torch.zeros_like(weight)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    if num_tokens == 0:
-        return total.to(dtype), grads
 
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def matrix(rows: int) -> Tensor:
+        stride = -(-width // ALIGNMENT) * ALIGNMENT
+        return torch.zeros(rows, stride, dtype=dtype, device=device)[:, :width]
 
-    score_buffers = empty(3, token_step * row_step)
-    row_buffers = empty(4 if wanted["weight"] else 2, row_step, width)
+    grads = {name: matrix(num_tokens) for name in ("X", "Y") if wanted[name]}
+    # Every row of these is written once, unless there is no token to write it.
+    new = torch.empty_like if num_tokens else torch.zeros_like
+    grads |= {name: new(getattr(scores, name)) for name in ("weight", "offset", "balance") if wanted[name]}
+    X, Y = matrix(num_tokens).copy_(scores.X), matrix(num_tokens).copy_(scores.Y)
+    R, A, dR, dA = (matrix(row_step) for _ in range(4))
+    R[:, rank] = A[:, rank] = 1
+    # Without a gradient of W only the last two columns of dR and dA have a use.
+    first_column = 0 if wanted["weight"] else rank
+    by_row = wanted["weight"] or wanted["offset"] or wanted["balance"]
+    G_flat, H_flat, loss_flat = torch.zeros(3, token_step * row_step, dtype=dtype, device=device)
     labels = labels.to(torch.int32)
-    for first in range(0, vocab_size, row_step):
+
+    for first in range(0, vocab_size if num_tokens else 0, row_step):
         block = slice(first, min(first + row_step, vocab_size))
-        rows, absolute, *products = row_buffers[:, : block.stop - first]  # (v, D) each
-        rows = weight[block] if weight.dtype == dtype else rows.copy_(weight[block])
-        torch.abs(rows, out=absolute)
-        balance = scores.balance[block]
+        R, A, dR, dA = (buffer[: block.stop - first] for buffer in (R, A, dR, dA))  # (v, D + 2)
+        W, absolute = R[:, :rank], A[:, :rank]
+        torch.abs(W.copy_(scores.weight[block]), out=absolute)
+        R[:, -1], A[:, -1] = scores.offset[block], scores.balance[block]
         for start in range(0, num_tokens, token_step):
             tokens = slice(start, min(start + token_step, num_tokens))
-            shape = (3, tokens.stop - start, block.stop - first)
-            G, H, loss = score_buffers[:, : shape[1] * shape[2]].view(shape)  # (n, v) each
-            loc_U, scale_U = scores.loc_U[tokens], scores.scale_U[tokens]
-            mean_scale = scores.mean_scale[tokens]
-            torch.mm(loc_U, rows.T, out=G)
-            torch.mm(scale_U, absolute.T, out=H)
-            tail_block_(
-                G,
-                H,
-                loss,
-                labels=labels[tokens] - first,
-                offset=scores.offset[block],
-                balance=balance,
-                importance=importance[block],
-                mean_scale=mean_scale,
-                loc_U0=scores.loc_U0[tokens],
-                scale_U0=scores.scale_U0[tokens],
-            )
-            total += loss.sum(1).sum(dtype=torch.float64)
-            if wanted["loc_U"]:
-                grads["loc_U"][tokens].addmm_(G, rows)
-            if wanted["scale_U"]:
-                grads["scale_U"][tokens].addmm_(H, absolute)
-            if wanted["weight"]:
-                for product, slope, factor in zip(products, (G, H), (loc_U, scale_U), strict=True):
-                    torch.addmm(product, slope.T, factor, beta=0 if start == 0 else 1, out=product)
-            if wanted["offset"]:
-                grads["offset"][block] += G.sum(0)
-            if wanted["balance"]:
-                grads["balance"][block] += mean_scale @ H
-            if wanted["mean_scale"]:
-                grads["mean_scale"][tokens] += H @ balance
-            if wanted["loc_U0"]:
-                grads["loc_U0"][tokens] += G.sum(1)
-            if wanted["scale_U0"]:
-                grads["scale_U0"][tokens] += H.sum(1)
+            x, y = X[tokens], Y[tokens]  # (n, D + 2)
+            shape = (len(x), len(R))
+            G, H, loss = (flat[: shape[0] * shape[1]].view(shape) for flat in (G_flat, H_flat, loss_flat))
+            torch.mm(x, R.T, out=G)  # loc_S
+            torch.mm(y, A.T, out=H)  # scale_S
+            tail_block_(G, H, loss, labels[tokens] - first, importance[block])
+            if wanted["X"]:
+                grads["X"][tokens].addmm_(G, R)
+            if wanted["Y"]:
+                grads["Y"][tokens].addmm_(H, A)
+            if by_row:
+                for product, slope, cause in ((dR, G, x), (dA, H, y)):
+                    used = product[:, first_column:]
+                    used.addmm_(slope.T, cause[:, first_column:], beta=0 if start == 0 else 1)
         if wanted["weight"]:
-            by_loc, by_scale = products
-            grads["weight"][block] = by_loc.addcmul_(torch.sign(rows, out=absolute), by_scale)
-    return total.to(dtype), grads
+            slope_W = dR[:, :rank].addcmul_(torch.sign(W, out=absolute), dA[:, :rank])
+            grads["weight"][block] = slope_W
+        if wanted["offset"]:
+            grads["offset"][block] = dR[:, -1]
+        if wanted["balance"]:
+            grads["balance"][block] = dA[:, -1]
+    return loss_flat.sum(dtype=torch.float64).to(dtype), grads

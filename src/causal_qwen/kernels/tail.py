@@ -23,39 +23,20 @@ __all__ = ["tail_block_"]
 SMALLEST_COMPILED = 1 << 16
 
 
-def tail_block_(
-    loc: Tensor,
-    scale: Tensor,
-    loss: Tensor,
-    *,
-    labels: Tensor,
-    offset: Tensor,
-    balance: Tensor,
-    importance: Tensor,
-    mean_scale: Tensor,
-    loc_U0: Tensor,
-    scale_U0: Tensor,
-) -> None:
-    """loss ← −w log P, loc ← ∂loss/∂loc_S, scale ← ∂loss/∂scale_S, in place.
-
-    loc_S = loc + offset + loc_U0 and scale_S = scale + balance·mean_scale + scale_U0.
+def tail_block_(loc: Tensor, scale: Tensor, loss: Tensor, labels: Tensor, importance: Tensor) -> None:
+    """loss ← loss − w log P, loc ← ∂(−w log P)/∂loc_S, scale ← ∂(−w log P)/∂scale_S, in place.
 
     Args:
-        loc: (n, v) W loc_U; overwritten.
-        scale: (n, v) |W| scale_U; overwritten.
-        loss: (n, v); overwritten.
+        loc: (n, v) loc_S; overwritten.
+        scale: (n, v) scale_S, > 0; overwritten.
+        loss: (n, v) running sums.
         labels: (n,) int32, the label's column in this block; any other number when it lies outside.
-        offset: (v,) b − C.
-        balance: (v,) ≥ 0.
         importance: (v,) w, how many tokens each column stands for.
-        mean_scale: (n,) mean of scale_U.
-        loc_U0: (n,).
-        scale_U0: (n,).
     """
     # A size of 1 would be a variant of its own.
     large = loc.numel() >= SMALLEST_COMPILED and min(loc.shape) > 1
     kernel = _tail if large and loc.dtype == torch.float32 else _plain_tail
-    kernel(loc, scale, loss, labels, offset, balance, importance, mean_scale, loc_U0, scale_U0)
+    kernel(loc, scale, loss, labels, importance)
 
 
 def _tail_formula(
@@ -65,19 +46,12 @@ def _tail_formula(
     scale: Tensor,
     loss: Tensor,
     labels: Tensor,
-    offset: Tensor,
-    balance: Tensor,
     importance: Tensor,
-    mean_scale: Tensor,
-    loc_U0: Tensor,
-    scale_U0: Tensor,
 ) -> None:
     # Constants are written out: the compiler would read a module's float at every element.
     pi, half_pi, inverse_pi = 3.141592653589793, 1.5707963267948966, 0.3183098861837907
     is_label = torch.arange(loc.shape[1], dtype=torch.int32, device=loc.device) == labels[:, None]
-    d = loc + offset + loc_U0[:, None]  # (n, v)
-    d = torch.where(is_label, -d, d)
-    s = scale + balance * mean_scale[:, None] + scale_U0[:, None]  # (n, v)
+    d, s = torch.where(is_label, -loc, loc), scale  # (n, v)
 
     # Everything relative to the larger of |d| and s, so that no square overflows.
     size = d.abs()
@@ -92,7 +66,7 @@ def _tail_formula(
     arc = torch.where(theta < torch.finfo(loc.dtype).tiny, s, largest * theta)
     slope = importance / ((1 + ratio * ratio) * arc)
 
-    loss.copy_(minus_log(smaller_tail * inverse_pi, d > 0) * importance)
+    loss.add_(minus_log(smaller_tail * inverse_pi, d > 0) * importance)
     slope_d = s_unit * slope
     loc.copy_(torch.where(is_label, -slope_d, slope_d))
     scale.copy_(-d_unit * slope)

@@ -1,0 +1,202 @@
+"""How the next token and the next number are decided: the table of docs/theory/inference.md, row by row.
+
+A decision sees the causes of the last position and the allowed tokens. It does not know the loop, caches or text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LogitsProcessorList
+
+from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
+from causal_qwen.heads import exact
+from causal_qwen.individual import Individual
+from causal_qwen.kernels.decision import token_scores
+
+if TYPE_CHECKING:
+    from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM
+
+__all__ = ["Choice", "Decision", "InferenceMode"]
+
+InferenceMode = Literal["standard", "causal", "compatible"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided at one position.
+
+    Args:
+        tokens: (B,) ids.
+        values: (B,) the number, should the token be <NUM>; float64.
+        lower: (B,) lower end of its interval.
+        upper: (B,) upper end of its interval.
+        scores: (B, V) what the token is the argmax of (or, sampled by softmax, drawn from).
+        logits: (B, V) before any processor; None where nobody needed them.
+    """
+
+    tokens: Tensor
+    values: Tensor
+    lower: Tensor
+    upper: Tensor
+    scores: Tensor
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A mode of inference with its settings.
+
+    Args:
+        mode: "standard" (the law of U decides), "causal" (one concrete individual decides) or "compatible" (softmax).
+        do_sample: Whether noise moves the cause ("standard"), or tokens are drawn ("compatible").
+        temperature: T ≥ 0 scales noise; in "compatible" it is a logits processor and not used here.
+        noise_gain: κ.
+        density_floor: Truncation of the noise.
+        persistence: ρ of individuals without one of their own.
+        individuals: One per row, where noise is drawn; empty otherwise.
+        level: Probability of the reported interval.
+        ovr: In "compatible", whether P_k/ΣP is the distribution instead of softmax(logits).
+    """
+
+    mode: InferenceMode
+    do_sample: bool = False
+    temperature: float = 1.0
+    noise_gain: float = 1.0
+    density_floor: float = 0.01
+    persistence: float = 0.2
+    individuals: Sequence[Individual] = ()
+    level: float = 0.9
+    ovr: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature is {self.temperature!r}; it must be a finite number ≥ 0")
+        if not (math.isfinite(self.noise_gain) and self.noise_gain >= 0):
+            raise ValueError(f"noise_gain is {self.noise_gain!r}; it must be a finite number ≥ 0")
+        if not 0.0 <= self.persistence <= 1.0:
+            raise ValueError(f"persistence is {self.persistence!r}; it must lie between 0 and 1")
+        if not 0.0 < self.level < 1.0:
+            raise ValueError(f"interval_level is {self.level!r}; it must lie strictly between 0 and 1")
+        truncation_bound(self.density_floor)
+
+    def choose(
+        self,
+        model: CausalQwen2ForCausalLM,
+        outputs: CausalLMOutput,
+        input_ids: Tensor,
+        position: int,
+        processors: LogitsProcessorList,
+    ) -> Choice:
+        """Decide one position for every row.
+
+        Args:
+            model: Whose action network acts.
+            outputs: Of the forward pass; its last position counts.
+            input_ids: (B, T) the text so far, for the processors.
+            position: Index of the token to decide, counted from the first generated one.
+            processors: Run on the logits. What they set to −inf is not allowed, what they add is added to the scores.
+        """
+        last = (slice(None), -1)
+        U = Cauchy(outputs.loc_U[last], outputs.scale_U[last])  # (B, D)
+        U0 = Cauchy(outputs.loc_U0[last], outputs.scale_U0[last])  # (B,)
+        Y = Cauchy(outputs.loc_Y[last], outputs.scale_Y[last])  # (B,), of the widened cause
+        if self.mode == "compatible":
+            scores, tokens, logits = self._by_softmax(model, U, U0, outputs.logits, input_ids, processors)
+            return self._choice(model, tokens, Y.loc, Y, scores, logits)
+        if self.mode == "standard" and not self.do_sample:
+            widened = model.action.exogenous(U, temperature=self.temperature)
+            scores, logits = self._standing(model, widened, None, U0, input_ids, processors)
+            Y = model.action.numbers(widened) if self.temperature == 0 else Y
+            return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
+        epsilon, epsilon_Y = self._noise(U.loc, position)  # (B, D), (B,)
+        if self.mode == "standard":
+            move = {"do_sample": True, "temperature": self.temperature, "epsilon": epsilon}
+            moved = model.action.exogenous(U, noise_gain=self.noise_gain, **move)
+            scores, logits = self._standing(model, moved, U.loc, U0, input_ids, processors)
+            Y = model.action.numbers(model.action.exogenous(U, **move))  # κ belongs to words; numbers move by their law
+            return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
+        noise = self.temperature * (U.scale + exact(magnitude(model.action.b_noise))) * epsilon  # (B, D)
+        scores, logits = self._acting(model, U.loc + self.noise_gain * noise, U.loc, input_ids, processors)
+        read_out = self.temperature * exact(magnitude(model.action.number_noise)) * epsilon_Y
+        number = model.action.numbers(Cauchy(U.loc + noise, U.scale)).loc + read_out
+        return self._choice(model, scores.argmax(-1), number, Y, scores, logits)
+
+    def _choice(
+        self, model: CausalQwen2ForCausalLM, tokens: Tensor, number: Tensor, Y: Cauchy, scores: Tensor, logits: Tensor | None
+    ) -> Choice:
+        decode = model.value_space.decode
+        lower, upper = Y.interval(self.level)
+        return Choice(tokens, decode(number), decode(lower), decode(upper), scores, logits)
+
+    def _by_softmax(
+        self,
+        model: CausalQwen2ForCausalLM,
+        U: Cauchy,
+        U0: Cauchy,
+        logits: Tensor,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
+        if self.ovr:
+            S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
+            logits = S.log_sf(exact(model.action.threshold))  # softmax of log P_k is P_k/ΣP
+        else:
+            logits = logits[:, -1].to(dtype=torch.float32, copy=True)  # (B, V)
+        if model.config.num_token_id == logits.shape[-1] - 1 and not model.writes_numbers:
+            logits = logits[:, :-1]  # an added row that cannot be chosen must not take part in the draws either
+        scores = processors(input_ids, logits)
+        if not self.do_sample:
+            return scores, scores.argmax(-1), logits
+        return scores, torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1), logits
+
+    def _standing(
+        self,
+        model: CausalQwen2ForCausalLM,
+        U: Cauchy,
+        loc_U: Tensor | None,
+        U0: Cauchy,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(loc_S + adjustment − C)/scale_S over all tokens; ``loc_U`` is where the logits are, if not at U's location."""
+        S = model.action.scores(U, U0, model.lm_head.weight)  # (B, V)
+        if not processors:
+            return model.action.standing(S), None
+        logits = S.loc - U0.loc[:, None] if loc_U is None else exact(model.token_logits(loc_U))
+        adjustment = processors(input_ids, logits.clone()) - logits
+        return model.action.standing(Cauchy(S.loc + adjustment, S.scale)), logits
+
+    def _acting(
+        self, model: CausalQwen2ForCausalLM, u: Tensor, loc_U: Tensor, input_ids: Tensor, processors: LogitsProcessorList
+    ) -> tuple[Tensor, Tensor | None]:
+        """W u + b + adjustment for concrete causes u; the logits come from the same read of W."""
+        bias = exact(model.action.bias)
+        if not processors:
+            return _linear(u, model.lm_head.weight).add_(bias), None
+        scores, logits = _linear(torch.cat([u, loc_U]), model.lm_head.weight).add_(bias).chunk(2)
+        return scores + (processors(input_ids, logits.clone()) - logits), logits
+
+    def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """ε (B, D) and ε_Y (B,) of this position, each row by its own individual."""
+        settings = {"density_floor": self.density_floor, "persistence": self.persistence}
+        rows = {}
+        for individual in self.individuals:
+            if id(individual) not in rows:
+                rows[id(individual)] = individual.noise(position, like.shape[-1], **settings)
+        noise = torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
+        return noise[:, :-1], noise[:, -1]
+
+
+def _linear(u: Tensor, weight: Tensor) -> Tensor:
+    """W u in float32 without a float32 copy of W."""
+    if weight.dtype == torch.float32:
+        return F.linear(u, weight)
+    return token_scores(u, torch.zeros_like(u), weight)[0]

@@ -1,0 +1,143 @@
+"""The decoding loop: prefill, then decide and step until every row has stopped.
+
+It has the place of transformers' own sampling loop inside generate(): inputs, processors, stopping criteria and the cache
+arrive prepared. What it adds is that the decision is a `Decision`, and that numbers travel with their tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from causal_qwen.generation.decisions import Choice, Decision
+from causal_qwen.generation.streaming import NumberStreamer
+from causal_qwen.individual import Individual
+
+if TYPE_CHECKING:
+    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+
+__all__ = ["CausalGenerateOutput", "decode"]
+
+
+@dataclass
+class CausalGenerateOutput(GenerateDecoderOnlyOutput):
+    """transformers' output, and the numbers.
+
+    Args:
+        numeric_values: (B, T) value at each <NUM> of ``sequences``, 0 elsewhere; float64.
+        numeric_lower: (B, T) lower end of its interval; equal to the value in the prompt.
+        numeric_upper: (B, T) upper end of its interval.
+        individuals: Who decided each row, where noise was drawn: pass them to generate() again for the same text.
+    """
+
+    numeric_values: Tensor | None = None
+    numeric_lower: Tensor | None = None
+    numeric_upper: Tensor | None = None
+    individuals: list[Individual] | None = None
+
+
+class _Numbers:
+    """The values of a growing text with their intervals; made when the first number appears, so that plain text is free."""
+
+    def __init__(self, values: Tensor | None, num_token_id: int | None) -> None:
+        self.values = self.lower = self.upper = values
+        self.num_token_id = num_token_id
+
+    def append(self, choice: Choice, tokens: Tensor, length: int) -> None:
+        is_num = tokens == self.num_token_id if self.num_token_id is not None else torch.zeros_like(tokens, dtype=torch.bool)
+        if self.values is None:
+            if not is_num.any():
+                return
+            self.values = self.lower = self.upper = choice.values.new_zeros(len(tokens), length)
+        columns = [torch.where(is_num, column, 0.0)[:, None] for column in (choice.values, choice.lower, choice.upper)]
+        rows = (self.values, self.lower, self.upper)
+        self.values, self.lower, self.upper = (
+            torch.cat([row.to(column), column], dim=1) for row, column in zip(rows, columns, strict=True)
+        )
+
+
+def decode(
+    model: CausalQwen2ForCausalLM,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    *,
+    decision: Decision,
+    streamer: BaseStreamer | None = None,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> CausalGenerateOutput | Tensor:
+    """Generate with a `Decision`; arguments as transformers hands them to its own loops."""
+    config = generation_config
+    keep = bool(config.return_dict_in_generate)
+    scores: tuple[Tensor, ...] | None = () if keep and config.output_scores else None
+    raw_logits: tuple[Tensor, ...] | None = () if keep and config.output_logits else None
+    hidden_states: tuple[Any, ...] | None = () if keep and config.output_hidden_states else None
+    attentions: tuple[Any, ...] | None = () if keep and config.output_attentions else None
+    pads = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    if (given := model_kwargs.get("numeric_values")) is not None and not (input_ids == model.config.num_token_id).any():
+        given = model_kwargs["numeric_values"] = None  # no number in the prompt: nothing to carry
+    numbers = _Numbers(given, model.config.num_token_id)
+    unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
+    finished = False
+    compiled = model._valid_auto_compile_criteria(model_kwargs, config)
+    forward = model.get_compiled_call(config.compile_config) if compiled else model.__call__
+
+    model_kwargs["output_logits"] = decision.mode == "compatible" and not decision.ovr
+
+    position, outputs = 0, model._prefill(input_ids, config, model_kwargs)
+    while True:
+        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+        choice = decision.choose(model, outputs, input_ids, position, logits_processor)
+        tokens = choice.tokens
+        if pads:
+            tokens = tokens * unfinished + config._pad_token_tensor.to(tokens.device) * (1 - unfinished)
+        if scores is not None:
+            scores += (choice.scores,)
+        if raw_logits is not None:
+            raw_logits += (choice.logits if choice.logits is not None else model.token_logits(outputs.loc_U[:, -1]),)
+        if hidden_states is not None:
+            hidden_states += (outputs.hidden_states,)
+        if attentions is not None:
+            attentions += (outputs.attentions,)
+        numbers.append(choice, tokens, input_ids.shape[1])
+        model_kwargs["numeric_values"] = numbers.values
+        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
+        if isinstance(streamer, NumberStreamer):
+            streamer.put_numbers(tokens.cpu(), choice.values.cpu(), choice.lower.cpu(), choice.upper.cpu())
+        elif streamer is not None:
+            streamer.put(tokens.cpu())
+        unfinished = unfinished & ~stopping_criteria(input_ids, scores)
+        finished = bool(unfinished.max() == 0)
+        del outputs
+        if not model._has_unfinished_sequences(finished, synced_gpus, device=input_ids.device):
+            break
+        position += 1
+        step = 1 if model_kwargs["use_cache"] else None
+        outputs = forward(
+            **model.prepare_inputs_for_generation(input_ids, next_sequence_length=step, **model_kwargs), return_dict=True
+        )
+
+    if streamer is not None:
+        streamer.end()
+    if not keep:
+        return input_ids
+    return CausalGenerateOutput(
+        sequences=input_ids,
+        scores=scores,
+        logits=raw_logits,
+        attentions=attentions,
+        hidden_states=hidden_states,
+        past_key_values=model_kwargs.get("past_key_values"),
+        numeric_values=numbers.values,
+        numeric_lower=numbers.lower,
+        numeric_upper=numbers.upper,
+        individuals=list(decision.individuals) or None,
+    )

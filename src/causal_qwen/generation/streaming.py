@@ -1,0 +1,41 @@
+"""Streaming: text as it is generated, with its numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import TextStreamer
+
+if TYPE_CHECKING:
+    from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+
+__all__ = ["NumberStreamer"]
+
+
+class NumberStreamer(TextStreamer):
+    """A TextStreamer that writes the value of each <NUM>, rounded to what its interval supports.
+
+    Args:
+        processor: Knows <NUM> and how to write it.
+        skip_prompt: Whether the prompt is left out.
+        **decode_kwargs: For the tokenizer, such as ``skip_special_tokens``.
+    """
+
+    def __init__(self, processor: CausalQwen2Processor, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
+        super().__init__(processor.tokenizer, skip_prompt=skip_prompt, **decode_kwargs)
+        self.processor = processor
+
+    def put_numbers(self, tokens: Tensor, values: Tensor, lower: Tensor, upper: Tensor) -> None:
+        """Take one token of one row with the number that it would be."""
+        from causal_qwen.numbers import format_number
+
+        if tokens.item() != self.processor.num_token_id:
+            self.put(tokens)
+            return
+        if self.token_cache:  # a number begins a new piece of text
+            text = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
+            self.on_finalized_text(text[self.print_len :])
+            self.token_cache, self.print_len = [], 0
+        spread = (upper - lower).item() / 2
+        self.on_finalized_text(format_number(values.item(), spread if spread < float("inf") else None))

@@ -1,0 +1,139 @@
+"""Who is sampled: an individual is a seed and a persistence, and its noise path follows from them alone.
+
+Noise is counter-based: the draw for a position depends on (seed, position) and on nothing that came before, so the same
+individual says the same in another process, at another batch size, with or without a cache. It is made on the CPU in
+float32, and only then moved to where the model is. This module knows no model and no tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from causal_qwen.cauchy import standard_draw
+
+__all__ = ["Individual"]
+
+SHARED, OWN = 0, 1  # the two streams of a seed: one vector for the whole text, one per position
+SEEDS = 2**64
+
+
+@dataclass(frozen=True, eq=False)
+class Individual:
+    """ε_i = ρ·ε_shared + (1 − ρ)·ε_i,own: standard Cauchy for every ρ, both parts from a generator keyed by (seed, i).
+
+    Args:
+        seed: In [0, 2⁶⁴).
+        persistence: ρ in [0, 1]: 1 is one noise vector for the whole text, 0 a fresh one per token; None leaves it to
+            the model's configuration.
+        start: Position of the first token that this individual decides; a later turn of a chat goes on where the last
+            one ended.
+        path: (n, D + 1) noise of the first n positions, given instead of drawn (the last column is the number's): an
+            individual that was abducted from a text. Later positions are drawn.
+    """
+
+    seed: int
+    persistence: float | None = None
+    start: int = 0
+    path: Tensor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < SEEDS:
+            raise ValueError(f"seed is {self.seed!r}; an individual's seed is an integer from 0 to 2**64 - 1")
+        if self.persistence is not None and not 0.0 <= self.persistence <= 1.0:
+            raise ValueError(f"persistence is {self.persistence!r}; it must lie between 0 and 1")
+        if self.start < 0:
+            raise ValueError(f"start is {self.start!r}; positions count from 0")
+        if self.path is not None and (self.path.ndim != 2 or self.path.dtype != torch.float32):
+            raise ValueError(f"path is {self.path.dtype} of shape {tuple(self.path.shape)}; give float32, (n, D + 1)")
+
+    @classmethod
+    def random(cls, persistence: float | None = None) -> Individual:
+        """Somebody, by the operating system's entropy; the seed says who."""
+        return cls(secrets.randbits(63), persistence)
+
+    def noise(self, position: int, size: int, *, density_floor: float, persistence: float) -> Tensor:
+        """ε of one position, (size + 1,) float32 on the CPU; the last entry is the number's read-out noise ε_Y.
+
+        Args:
+            position: Index of the generated token, from 0.
+            size: D.
+            density_floor: Truncation; both parts are truncated, so ε keeps the bound.
+            persistence: ρ where the individual has none of its own.
+        """
+        position += self.start
+        if self.path is not None and position < len(self.path):
+            if self.path.shape[1] != size + 1:
+                raise ValueError(f"this individual was abducted for causes of size {self.path.shape[1] - 1}, not {size}")
+            return self.path[position]
+        rho = persistence if self.persistence is None else self.persistence
+        own = standard_draw(_uniform(self.seed, OWN, position, size + 1), density_floor=density_floor)
+        return rho * _shared(self.seed, size + 1, density_floor) + (1 - rho) * own
+
+    def to_json(self) -> str:
+        """A small JSON object."""
+        fields: dict[str, object] = {"seed": self.seed, "persistence": self.persistence, "start": self.start}
+        if self.path is not None:
+            data = self.path.numpy().astype("<f4").tobytes()
+            fields |= {"path_shape": list(self.path.shape), "path": base64.b64encode(data).decode("ascii")}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> Individual:
+        """The individual that `to_json` wrote.
+
+        Raises:
+            ValueError: If the text is not one.
+        """
+        try:
+            fields = json.loads(text)
+            path = None
+            if "path" in fields:
+                data = np.frombuffer(base64.b64decode(fields["path"]), dtype="<f4").reshape(fields["path_shape"])
+                path = torch.from_numpy(data.astype(np.float32))
+            return cls(fields["seed"], fields["persistence"], fields["start"], path)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"not an individual: {error!r}; write one with Individual.save") from error
+
+    def save(self, file: str | Path) -> None:
+        """Write `to_json` to a file, whole or not at all."""
+        target = Path(file)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(self.to_json() + "\n")
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, file: str | Path) -> Individual:
+        """Read what `save` wrote."""
+        return cls.from_json(Path(file).read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(seed: int, size: int, density_floor: float) -> Tensor:
+    return standard_draw(_uniform(seed, SHARED, 0, size), density_floor=density_floor)
+
+
+def _uniform(seed: int, stream: int, position: int, size: int) -> Tensor:
+    """``size`` floats in (0, 1) from the Philox counter (stream, position) under the key ``seed``.
+
+    The raw 64-bit words are used, whose order numpy guarantees across versions and platforms; 24 bits of each make a
+    float32 in the middle of its cell, so that neither 0 nor 1 occurs.
+    """
+    words = np.random.Philox(key=[seed, stream], counter=[0, position, 0, 0]).random_raw(size)
+    cells = (words >> np.uint64(40)).astype(np.float64)
+    return torch.from_numpy(((cells + 0.5) * 2.0**-24).astype(np.float32))
