@@ -1,7 +1,8 @@
 """How the benchmarks measure: a child process per memory figure, interleaved repeats, ratios within one run.
 
-Peak memory is the resident set of a child process beyond what it held with its inputs in place, so that nothing
-another variant allocated can count. Times are compared round by round: a machine that slows down slows all variants.
+Peak memory is the resident set of a child process beyond what it held with its inputs in place, so that
+nothing another variant allocated can count. Times are compared round by round: a machine that slows down
+slows all variants.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def interleaved(
 
 def ratio(times: Mapping[str, Sequence[float]], variant: str, baseline: str) -> float:
     """The median over rounds of time over the baseline's time in the same round."""
-    return statistics.median(ours / plain for ours, plain in zip(times[variant], times[baseline], strict=True))
+    return statistics.median(
+        ours / plain for ours, plain in zip(times[variant], times[baseline], strict=True)
+    )
 
 
 def resident() -> int:
@@ -56,7 +59,9 @@ def resident() -> int:
 
 
 def peak_beyond(run: Callable[[], object]) -> dict[str, float]:
-    """{"seconds", "bytes"} of one call: its time, and the peak of memory beyond what is resident before it."""
+    """{"seconds", "bytes"} of one call: its time, and the peak of memory beyond what is resident before
+    it.
+    """
     before = resident()
     elapsed = seconds(run)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,7 +1,7 @@
 """What does the One-vs-Rest loss cost, against the softmax cross-entropy that it replaces?
 
-Forward and backward of the vocabulary head alone, then of a whole training step of the embedded base, in time and
-in peak memory beyond the inputs. Every figure is a ratio to F.linear + F.cross_entropy of the same run.
+Forward and backward of the vocabulary head alone, then of a whole training step of the embedded base, in time
+and in peak memory beyond the inputs. Every figure is a ratio to F.linear + F.cross_entropy of the same run.
 
     python benchmarks/ovr_loss.py                 # all sizes: half an hour on two cores
     python benchmarks/ovr_loss.py --quick --json  # the figures of the acceptance list, under three minutes
@@ -22,11 +22,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import in_child, interleaved, peak_beyond, progress, ratio, show
 from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.losses import ovr_loss
+from measure import in_child, interleaved, peak_beyond, progress, ratio, show
 
 SIZES = ((49_152, 576), (151_936, 896))  # (V, H) of the embedded base and of Qwen2.5-0.5B
 TOKENS = (256, 512, 1024, 2048, 4096)
@@ -39,7 +39,9 @@ VARIANTS = ("plain", "reference", "fused", "sampled", "cut-cross-entropy", "lige
 
 def main() -> None:
     """Measure, and print tables or one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="only the figures of the acceptance list")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--repeats", type=int, default=3, help="interleaved rounds per size")
@@ -108,7 +110,8 @@ def child(variant: str, *, step: bool = False, **size: int) -> dict[str, Any]:
     if step:
         run = training_steps((variant,))[variant]
         return peak_beyond(run)
-    head(variant, vocab=4096, width=64, tokens=256)()
+    for tokens in (250, 260):
+        head(variant, vocab=4000, width=72, tokens=tokens)()
     return peak_beyond(head(variant, **size))
 
 
@@ -153,6 +156,7 @@ def head(variant: str, *, vocab: int, width: int, tokens: int) -> Callable[[], o
     return run
 
 
+@functools.cache
 def cut_cross_entropy() -> Callable[..., Tensor]:
     """Its torch_compile implementation, loaded past the package's own imports, which need Triton."""
     found = importlib.util.find_spec("cut_cross_entropy")
@@ -234,7 +238,10 @@ def exactness() -> dict[str, float]:
         leaves = {name: value.to(dtype).requires_grad_() for name, value in inputs.items()}
         loss = ovr_loss(labels=labels, impl=impl, **leaves)
         loss.backward()
-        return [loss.detach().double(), *(leaf.grad.double() for leaf in leaves.values() if leaf.grad is not None)]
+        return [
+            loss.detach().double(),
+            *(leaf.grad.double() for leaf in leaves.values() if leaf.grad is not None),
+        ]
 
     exact = evaluate("reference", torch.float64)
     errors = {}
@@ -281,8 +288,16 @@ def show_full(result: dict[str, Any]) -> None:
         )
         for name in VARIANTS_OF_QUICK
     ]
-    show("Training step of the embedded base, 4 × 256", ("variant", "seconds", "ratio", "extra MB", "ratio"), step_rows)
-    show("Relative error against float64", ("figure", "error"), [(k, f"{v:.1e}") for k, v in result["exactness"].items()])
+    show(
+        "Training step of the embedded base, 4 × 256",
+        ("variant", "seconds", "ratio", "extra MB", "ratio"),
+        step_rows,
+    )
+    show(
+        "Relative error against float64",
+        ("figure", "error"),
+        [(k, f"{v:.1e}") for k, v in result["exactness"].items()],
+    )
 
 
 def rows_of(result: dict[str, float]) -> list[tuple[str, str]]:

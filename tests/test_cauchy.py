@@ -29,7 +29,8 @@ def log_tail_gradients(value, dtype):
 
 
 def test_log_tails_keep_every_digit_from_0_to_1e30():
-    # scipy's survival function is exact in its own tail; log1p of the opposite tail is exact in the other one.
+    # scipy's survival function is exact in its own tail; log1p of the opposite tail is exact in the other
+    # one.
     x = BOTH_TAILS.double().numpy()
     far = scipy.stats.cauchy.sf(abs(x))
     exact = torch.tensor([math.log(p) if v > 0 else math.log1p(-p) for v, p in zip(x, far, strict=True)])
@@ -39,8 +40,12 @@ def test_log_tails_keep_every_digit_from_0_to_1e30():
 
 def test_probabilities_match_scipy_and_do_not_vanish_at_1e8_scales():
     x = BOTH_TAILS.double()
-    torch.testing.assert_close(standard(BOTH_TAILS).sf(BOTH_TAILS).double(), torch.tensor(scipy.stats.cauchy.sf(x)), **FLOAT32)
-    torch.testing.assert_close(standard(BOTH_TAILS).cdf(BOTH_TAILS).double(), torch.tensor(scipy.stats.cauchy.cdf(x)), **FLOAT32)
+    torch.testing.assert_close(
+        standard(BOTH_TAILS).sf(BOTH_TAILS).double(), torch.tensor(scipy.stats.cauchy.sf(x)), **FLOAT32
+    )
+    torch.testing.assert_close(
+        standard(BOTH_TAILS).cdf(BOTH_TAILS).double(), torch.tensor(scipy.stats.cauchy.cdf(x)), **FLOAT32
+    )
     assert standard(torch.tensor(1e8)).sf(torch.tensor(1e8)) > 0
 
 
@@ -101,7 +106,9 @@ def test_log_prob_matches_scipy_with_its_gradient(scale):
     torch.testing.assert_close(out[finite], expected[finite], rtol=1e-12, atol=1e-12)
     (slope,) = torch.autograd.grad(out.sum(), value)
     z = (value.detach() - 0.25) / scale
-    torch.testing.assert_close(slope, -2 / scale / (z + 1 / torch.where(z == 0, math.inf, z)) * (z != 0), rtol=1e-9, atol=1e-300)
+    torch.testing.assert_close(
+        slope, -2 / scale / (z + 1 / torch.where(z == 0, math.inf, z)) * (z != 0), rtol=1e-9, atol=1e-300
+    )
     assert torch.isfinite(standard(BOTH_TAILS).log_prob(BOTH_TAILS)).all()
 
 
@@ -149,7 +156,9 @@ def test_linear_map_is_the_law_of_the_sum():
 
 
 def test_affine_map_takes_the_absolute_factor():
-    law = Cauchy(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])).affine(torch.tensor([-2.0, 3.0]), torch.tensor(1.0))
+    law = Cauchy(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])).affine(
+        torch.tensor([-2.0, 3.0]), torch.tensor(1.0)
+    )
     assert law.loc.tolist() == [-1.0, 7.0]
     assert law.scale.tolist() == [1.0, 3.0]
 

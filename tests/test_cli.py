@@ -22,7 +22,9 @@ def converted(base_directory, tmp_path_factory):
 
 
 def test_parity_of_a_directory_and_of_a_source_agree(base_directory, converted):
-    results = [json.loads(invoke("parity", target, "--json").stdout) for target in (converted, base_directory)]
+    results = [
+        json.loads(invoke("parity", target, "--json").stdout) for target in (converted, base_directory)
+    ]
     assert results[0] == results[1]
     assert results[0]["max_abs_logit_diff"] == 0.0
     assert results[0]["argmax_agreement"] == 1.0

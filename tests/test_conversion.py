@@ -1,18 +1,28 @@
-"""Conversion: exact transfer, a home for <NUM>, calibration that does what it says, and nothing half-written."""
+"""Conversion: exact transfer, a home for <NUM>, calibration that does what it says, and nothing
+half-written.
+"""
 
 import json
 import shutil
 
 import pytest
 import torch
-from conftest import TINY, tiny_base, tiny_tokenizer
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwen2ForCausalLM, convert
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.conversion import Base, ConversionError, bundled_text, calibrate, features, load_base, measure_parity
+from causal_qwen.conversion import (
+    Base,
+    ConversionError,
+    bundled_text,
+    calibrate,
+    features,
+    load_base,
+    measure_parity,
+)
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.vocabulary import choose_num_token, with_num_row
+from conftest import TINY, tiny_base, tiny_tokenizer
 
 TEXT = bundled_text("heldout")
 
@@ -31,7 +41,8 @@ def conversion(base):
     return convert(base, calibration_text=TEXT)
 
 
-# --- sources --------------------------------------------------------------------------------------------------------
+# --- sources
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
@@ -128,7 +139,8 @@ def test_a_damaged_gguf_file_is_refused_without_a_cache_entry(tmp_path, monkeypa
     assert not list((tmp_path / "cache").glob("*"))
 
 
-# --- <NUM> ----------------------------------------------------------------------------------------------------------
+# --- <NUM>
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_num_takes_the_first_spare_row(base, conversion, ids):
@@ -149,7 +161,13 @@ def test_num_is_added_where_no_row_is_spare(ids):
     conversion = convert(base, calibration="none")
     model = conversion.model
     assert model.config.num_token_id == 258
-    for rows in (model.lm_head.weight, model.model.embed_tokens.weight, model.action.bias, model.action.balance, model.action.threshold):
+    for rows in (
+        model.lm_head.weight,
+        model.model.embed_tokens.weight,
+        model.action.bias,
+        model.action.balance,
+        model.action.threshold,
+    ):
         assert len(rows) == 259
     assert base.model.config.vocab_size == 258, "the base is left alone"
     assert torch.equal(model(ids).logits[..., :258], base.model(ids).logits)
@@ -165,9 +183,13 @@ def test_gguf_placeholders_count_as_spare_rows():
 
 
 def test_num_is_never_chosen_before_training(conversion):
-    """Its score is a mean of digit scores plus a negative bias, so some digit always beats it, in any cause."""
+    """Its score is a mean of digit scores plus a negative bias, so some digit always beats it, in any
+    cause.
+    """
     W, bias = conversion.model.lm_head.weight, conversion.model.action.bias
-    causes = Cauchy(torch.zeros(2000, 32), torch.ones(2000, 32)).rsample(generator=torch.Generator().manual_seed(0))
+    causes = Cauchy(torch.zeros(2000, 32), torch.ones(2000, 32)).rsample(
+        generator=torch.Generator().manual_seed(0)
+    )
     assert not (causes @ W.T + bias).argmax(-1).eq(258).any()
 
 
@@ -187,7 +209,8 @@ def test_mean_of_digits_survives_bfloat16():
     assert torch.equal(row, weight[chosen.digits].double().mean(0).bfloat16())
 
 
-# --- calibration ----------------------------------------------------------------------------------------------------
+# --- calibration
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_parity_after_default_calibration(base, conversion):
@@ -201,7 +224,9 @@ def test_parity_after_default_calibration(base, conversion):
 def test_balance_gives_every_token_the_same_scale_in_every_mode(conversion, ids):
     model = conversion.model
     outputs = model(ids, output_scores=True)
-    torch.testing.assert_close(outputs.scale_S, outputs.scale_S[..., :1].expand_as(outputs.scale_S), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        outputs.scale_S, outputs.scale_S[..., :1].expand_as(outputs.scale_S), rtol=1e-5, atol=0
+    )
     U, U0 = Cauchy(outputs.loc_U, outputs.scale_U), Cauchy(outputs.loc_U0, outputs.scale_U0)
     moved = model.action.exogenous(U, do_sample=True, epsilon=torch.randn_like(U.loc))
     scale = model.action.scores(moved, U0, model.lm_head.weight).scale
@@ -277,14 +302,17 @@ def test_short_texts_and_unknown_modes_are_refused(base):
 
 
 def test_recalibration_is_idempotent(base, conversion):
-    """Calibrating a calibrated model chooses the same: nothing is read from what calibration itself writes."""
+    """Calibrating a calibrated model chooses the same: nothing is read from what calibration itself
+    writes.
+    """
     model = convert(base, calibration_text=TEXT).model
     again = calibrate(model, features(model, base.tokenizer, TEXT))
     assert again.gamma == pytest.approx(conversion.report["calibration"]["gamma"])
     assert again.noise_gain == pytest.approx(conversion.report["calibration"]["noise_gain"])
 
 
-# --- a causal size of its own ---------------------------------------------------------------------------------------
+# --- a causal size of its own
+# ---------------------------------------------------------------------------------------
 
 
 def test_a_smaller_cause_is_the_best_low_rank_approximation(base, ids):
@@ -300,19 +328,30 @@ def test_a_smaller_cause_is_the_best_low_rank_approximation(base, ids):
 def test_a_larger_cause_changes_nothing_and_can_learn(base, ids):
     model = convert(base, causal_size=48, calibration="none").model
     others = torch.arange(300) != 258
-    torch.testing.assert_close(model(ids).logits[..., others], base.model(ids).logits[..., others], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        model(ids).logits[..., others], base.model(ids).logits[..., others], rtol=1e-4, atol=1e-4
+    )
     model(ids, labels=ids).loss.backward()
     assert model.lm_head.weight.grad[:, 32:].abs().sum() > 0
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files
+# ----------------------------------------------------------------------------------------------------------
 
 
-def test_saved_directory_is_complete_reproducible_and_readable_by_plain_transformers(base_directory, tmp_path, ids):
+def test_saved_directory_is_complete_reproducible_and_readable_by_plain_transformers(
+    base_directory, tmp_path, ids
+):
     first = convert(base_directory, tmp_path / "first", calibration_text=TEXT)
     convert(base_directory, tmp_path / "second", calibration_text=TEXT)
     names = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert {"config.json", "model.safetensors", "tokenizer.json", "conversion.json", "generation_config.json"} <= set(names)
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "conversion.json",
+        "generation_config.json",
+    } <= set(names)
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
     loaded = CausalQwen2ForCausalLM.from_pretrained(tmp_path / "first").eval()

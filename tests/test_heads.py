@@ -79,15 +79,19 @@ def test_noise_widens_the_scale_or_moves_the_location(action, causes):
 
 
 def test_moved_and_drawn_scores_have_the_law_that_the_widened_ones_state(action, causes):
-    """U ~ Cauchy(loc + |b|ε, scale) with ε standard Cauchy is Cauchy(loc, scale + |b|): the two readings of noise agree."""
-    U, U0 = (law[:1] for law in causes)
+    """U ~ Cauchy(loc + |b|ε, scale) with ε standard Cauchy is Cauchy(loc, scale + |b|): the two readings
+    of noise agree.
+    """
+    U = causes[0][:1]
     W = torch.randn(1, D)
     generator = torch.Generator().manual_seed(5)
     epsilon = standard_draw(torch.rand(40_000, D, generator=generator))
     moved = action.exogenous(U, do_sample=True, epsilon=epsilon)
     draws = moved.rsample(generator=generator) @ W.T
     law = Cauchy(*(t[:, :1] for t in (U.loc @ W.T, (U.scale + action.b_noise.abs()) @ W.abs().T)))
-    result = scipy.stats.kstest(draws[:, 0].detach().numpy(), scipy.stats.cauchy(law.loc.item(), law.scale.item()).cdf)
+    result = scipy.stats.kstest(
+        draws[:, 0].detach().numpy(), scipy.stats.cauchy(law.loc.item(), law.scale.item()).cdf
+    )
     assert result.pvalue > 1e-3
 
 
@@ -148,7 +152,9 @@ def test_log_encoding_adds_phi_along_a_unit_direction():
     assert added[0, 0].eq(0).all(), "φ(0) = 0"
     assert added[0, 3].eq(0).all(), "a value without <NUM> is not read"
     torch.testing.assert_close(added[0, 1].norm().item(), math.log(100.9), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(added[0, 2] / math.log(4.0), -added[0, 1] / math.log(100.9), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        added[0, 2] / math.log(4.0), -added[0, 1] / math.log(100.9), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_sigmoid_encoding_scales_number_positions_only():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import TINY, tiny_base, tiny_causal
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, StaticCache
 
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
 from causal_qwen.losses import IGNORE_INDEX
+from conftest import TINY, tiny_base, tiny_causal
 
 CAUSES = ("loc_U", "scale_U", "loc_U0", "scale_U0", "loc_Y", "scale_Y")
 
@@ -22,7 +22,8 @@ def assert_same(a, b, names=("logits", *CAUSES), **tolerance):
         torch.testing.assert_close(getattr(a, name), getattr(b, name), **tolerance)
 
 
-# --- transfer from a plain checkpoint -------------------------------------------------------------------------------
+# --- transfer from a plain checkpoint
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -40,14 +41,18 @@ def test_a_plain_checkpoint_loads_with_the_base_logits_and_initialised_heads(tmp
     torch.testing.assert_close(model(ids).scale_U, torch.full_like(model(ids).scale_U, 2.5))
     zero = [name for name, parameter in heads if parameter.eq(0).all()]
     assert sorted(zero) == [
-        "balance", "bias", "common.bias", "common.weight", "common_scale", "loc.bias", "number.bias", "number_noise",
-        "scale.weight", "threshold",
+        "balance", "bias", "common.bias", "common.weight", "common_scale", "loc.bias", "number.bias",
+        "number_noise", "scale.weight", "threshold",
     ]  # fmt: skip
 
 
 def test_no_second_vocabulary_matrix():
-    sizes = [parameter.numel() for parameter in CausalQwen2ForCausalLM(CausalQwen2Config(**TINY)).parameters()]
-    assert sum(size >= TINY["vocab_size"] * TINY["hidden_size"] for size in sizes) == 2  # embedding and W, untied
+    sizes = [
+        parameter.numel() for parameter in CausalQwen2ForCausalLM(CausalQwen2Config(**TINY)).parameters()
+    ]
+    assert (
+        sum(size >= TINY["vocab_size"] * TINY["hidden_size"] for size in sizes) == 2
+    )  # embedding and W, untied
 
 
 def test_added_parameters_stay_below_one_percent_at_qwen_half_billion_dimensions():
@@ -62,14 +67,17 @@ def test_added_parameters_stay_below_one_percent_at_qwen_half_billion_dimensions
     assert heads / (total - heads) < 0.01
 
 
-# --- ways of running ------------------------------------------------------------------------------------------------
+# --- ways of running
+# ------------------------------------------------------------------------------------------------
 
 
 def test_eager_and_sdpa_agree(ids):
     model = tiny_causal()
     sdpa = model(ids, output_scores=True)
     model.set_attn_implementation("eager")
-    assert_same(model(ids, output_scores=True), sdpa, ("logits", "loc_S", "scale_S", *CAUSES), rtol=1e-4, atol=1e-5)
+    assert_same(
+        model(ids, output_scores=True), sdpa, ("logits", "loc_S", "scale_S", *CAUSES), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -77,14 +85,20 @@ def test_padding_changes_nothing(ids, side):
     model = tiny_causal()
     pad = torch.full((3, 4), 257)
     mask = torch.ones_like(ids)
-    parts = ([pad, ids], [torch.zeros_like(pad), mask]) if side == "left" else ([ids, pad], [mask, torch.zeros_like(pad)])
+    parts = (
+        ([pad, ids], [torch.zeros_like(pad), mask])
+        if side == "left"
+        else ([ids, pad], [mask, torch.zeros_like(pad)])
+    )
     padded, mask = (torch.cat(part, dim=1) for part in parts)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     outputs = model(padded, attention_mask=mask, position_ids=positions)
     alone = model(ids)
     kept = slice(4, None) if side == "left" else slice(0, ids.shape[1])
     for name in ("logits", *CAUSES):
-        torch.testing.assert_close(getattr(outputs, name)[:, kept], getattr(alone, name), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            getattr(outputs, name)[:, kept], getattr(alone, name), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -99,13 +113,19 @@ def test_cached_steps_equal_one_pass(ids, cache):
         pieces.append(outputs)
     for name in ("logits", *CAUSES):
         torch.testing.assert_close(
-            torch.cat([getattr(piece, name) for piece in pieces], 1), getattr(whole, name), rtol=1e-4, atol=1e-5
+            torch.cat([getattr(piece, name) for piece in pieces], 1),
+            getattr(whole, name),
+            rtol=1e-4,
+            atol=1e-5,
         )
 
 
 def test_batch_order_does_not_matter(ids):
     model = tiny_causal()
-    assert_same(model(ids.flip(0)), type(model(ids))(**{n: getattr(model(ids), n).flip(0) for n in ("logits", *CAUSES)}))
+    assert_same(
+        model(ids.flip(0)),
+        type(model(ids))(**{n: getattr(model(ids), n).flip(0) for n in ("logits", *CAUSES)}),
+    )
 
 
 def test_values_are_read_at_number_positions_only(ids):
@@ -154,7 +174,9 @@ def test_kept_positions_and_switches(ids):
 def test_scores_are_the_logits_seen_from_the_common_cause(ids):
     model = tiny_causal()
     outputs = model(ids, output_scores=True)
-    torch.testing.assert_close(outputs.loc_S - outputs.loc_U0[..., None], outputs.logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        outputs.loc_S - outputs.loc_U0[..., None], outputs.logits, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("causal_size", [16, 48])
@@ -167,7 +189,8 @@ def test_a_causal_size_of_its_own(ids, tmp_path, causal_size):
     assert_same(CausalQwen2ForCausalLM.from_pretrained(tmp_path)(ids), model(ids), rtol=0, atol=0)
 
 
-# --- saving, resizing, ecosystem ------------------------------------------------------------------------------------
+# --- saving, resizing, ecosystem
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shard", ["1GB", "40KB"])
@@ -201,7 +224,11 @@ def test_resizing_takes_the_vocabulary_parameters_along(ids, rows):
 def test_generate_equals_the_base(tmp_path, ids):
     base = saved_base(tmp_path, tie_word_embeddings=True)
     model = CausalQwen2ForCausalLM.from_pretrained(tmp_path).eval()
-    for options in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}, {"do_sample": True, "top_k": 20}):
+    for options in (
+        {"do_sample": False},
+        {"do_sample": False, "num_beams": 3},
+        {"do_sample": True, "top_k": 20},
+    ):
         torch.manual_seed(0)
         expected = base.generate(ids, max_new_tokens=20, **options)
         torch.manual_seed(0)
@@ -243,11 +270,14 @@ def test_torch_compile_gives_the_same_outputs(ids):
         assert_same(compiled(ids), model(ids), rtol=1e-4, atol=1e-5)
 
 
-# --- labels ---------------------------------------------------------------------------------------------------------
+# --- labels
+# ---------------------------------------------------------------------------------------------------------
 
 
 def reference_loss(model, ids, labels):
-    """The One-vs-Rest loss written out: shift by hand, sum over all tokens, mean over valid positions, in float64."""
+    """The One-vs-Rest loss written out: shift by hand, sum over all tokens, mean over valid positions, in
+    float64.
+    """
     outputs = model(ids, output_scores=True)
     total, count = 0.0, 0
     for row in range(ids.shape[0]):
@@ -279,7 +309,9 @@ def test_padding_does_not_move_the_loss(ids):
     padded = torch.cat([ids, torch.full((3, 5), 257)], dim=1)
     mask = torch.cat([torch.ones_like(ids), torch.zeros(3, 5, dtype=torch.long)], dim=1)
     labels = padded.masked_fill(mask == 0, IGNORE_INDEX)
-    torch.testing.assert_close(model(padded, attention_mask=mask, labels=labels).loss, model(ids, labels=ids).loss)
+    torch.testing.assert_close(
+        model(padded, attention_mask=mask, labels=labels).loss, model(ids, labels=ids).loss
+    )
 
 
 def test_an_all_ignored_batch_costs_nothing(ids):
@@ -306,13 +338,18 @@ def test_eight_accumulated_batches_equal_one_of_eight():
     for row in range(8):
         one = slice(row, row + 1)
         model(
-            ids[one], labels=labels[one], numeric_values=values[one], num_items_in_batch=items, num_numbers_in_batch=numbers
+            ids[one],
+            labels=labels[one],
+            numeric_values=values[one],
+            num_items_in_batch=items,
+            num_numbers_in_batch=numbers,
         ).loss.backward()
     for name, gradient in whole.items():
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-3, atol=1e-5)
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
+# --- numbers
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
@@ -358,7 +395,9 @@ def test_a_batch_without_numbers_has_no_number_loss(ids):
     outputs = model(ids, labels=ids, numeric_values=torch.zeros(ids.shape))
     assert outputs.reg_loss == 0
     outputs.loss.backward()
-    assert model.action.number.weight.grad.eq(0).all(), "zero, not absent: distributed training waits for every gradient"
+    assert model.action.number.weight.grad.eq(0).all(), (
+        "zero, not absent: distributed training waits for every gradient"
+    )
 
 
 def test_a_batch_of_only_numbers(ids):
@@ -383,7 +422,9 @@ def test_labels_values_replace_numeric_values_in_the_loss(ids):
     other = torch.where(ids == 258, 500.0, 0.0)
     same = model(ids, labels=ids, numeric_values=values, labels_values=values).reg_loss
     torch.testing.assert_close(same, model(ids, labels=ids, numeric_values=values).reg_loss)
-    assert not torch.isclose(model(ids, labels=ids, numeric_values=values, labels_values=other).reg_loss, same)
+    assert not torch.isclose(
+        model(ids, labels=ids, numeric_values=values, labels_values=other).reg_loss, same
+    )
 
 
 def test_softmax_term_is_cross_entropy_on_logits(ids):
@@ -408,5 +449,8 @@ def test_predict_number_reads_the_last_position_under_any_padding(ids, side):
     outputs = model(ids[:1], output_scores=True)
     y = outputs.loc_Y[0, -1].double() * 0.5 + 1.0
     torch.testing.assert_close(alone.median[0], y.sign() * torch.expm1(y.abs()))
-    prob = torch.atan2(outputs.scale_S[0, -1, 258], model.action.threshold[258] - outputs.loc_S[0, -1, 258]) / torch.pi
+    prob = (
+        torch.atan2(outputs.scale_S[0, -1, 258], model.action.threshold[258] - outputs.loc_S[0, -1, 258])
+        / torch.pi
+    )
     torch.testing.assert_close(alone.prob_num[0], prob)

@@ -10,7 +10,9 @@ import causal_qwen
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_every_public_name_resolves_and_is_listed():
@@ -22,7 +24,16 @@ def test_every_public_name_resolves_and_is_listed():
 
 
 @pytest.mark.parametrize(
-    "module", ["cauchy", "heads", "losses", "value_space", "modeling_causal_qwen2", "configuration_causal_qwen2", "conversion"]
+    "module",
+    [
+        "cauchy",
+        "heads",
+        "losses",
+        "value_space",
+        "modeling_causal_qwen2",
+        "configuration_causal_qwen2",
+        "conversion",
+    ],
 )
 def test_every_module_lists_what_it_offers(module):
     module = importlib.import_module(f"causal_qwen.{module}")
@@ -34,7 +45,9 @@ def test_importing_the_package_imports_neither_torch_nor_transformers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["AutoConfig", "AutoModelForCausalLM", "pipeline", "Qwen2ForCausalLM", "Trainer"])
+@pytest.mark.parametrize(
+    "name", ["AutoConfig", "AutoModelForCausalLM", "pipeline", "Qwen2ForCausalLM", "Trainer"]
+)
 @pytest.mark.parametrize("first", ["causal_qwen", "transformers"])
 def test_auto_classes_know_us_whatever_is_imported_first(name, first):
     imports = ["import causal_qwen", f"from transformers import {name}"]

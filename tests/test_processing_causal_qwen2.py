@@ -2,17 +2,20 @@
 
 import pytest
 import torch
-from conftest import tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qwen_vocabulary import qwen_tokenizer
 from transformers import AutoProcessor
 
 from causal_qwen import CausalQwen2Config, CausalQwen2Processor, format_number, scan
 from causal_qwen.conversion import bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
+from conftest import tiny_tokenizer
+from qwen_vocabulary import qwen_tokenizer
 
-CHAT = "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>{% endif %}"
+CHAT = (
+    "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>{% endif %}"
+)
 TEXTS = ["it costs 99.9 or -5e3 dollars", "no number here", "7", "", "价格是99.9元, 第3章"]
 
 
@@ -30,7 +33,8 @@ def pairs(ids, values):
     return [value for token, value in zip(ids, values, strict=True) if token == NUM]
 
 
-# --- with the real Qwen2.5 vocabulary -------------------------------------------------------------------------------
+# --- with the real Qwen2.5 vocabulary
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -51,14 +55,19 @@ def test_qwen_vocabulary_gives_num_its_first_spare_row():
 def test_text_mode_gives_the_bases_ids_on_a_megabyte_with_numbers():
     tokenizer = qwen_tokenizer()
     processor = CausalQwen2Processor(choose_num_token(tokenizer, 151_936).tokenizer, numbers="text")
-    piece = bundled_text("calibration") + bundled_text("heldout") + "\n".join(f"{k}: {k * 1.37:.2f} km, -{k}e3" for k in range(500))
+    piece = (
+        bundled_text("calibration")
+        + bundled_text("heldout")
+        + "\n".join(f"{k}: {k * 1.37:.2f} km, -{k}e3" for k in range(500))
+    )
     text = piece * (1_000_000 // len(piece) + 1)
     assert len(text) >= 1_000_000
     assert len(scan(piece)) > 500
     assert processor(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
-# --- alignment ------------------------------------------------------------------------------------------------------
+# --- alignment
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -88,11 +97,17 @@ def test_truncation_keeps_values_at_their_tokens(side, length):
     assert cut["numeric_values"] == whole["numeric_values"][kept]
 
 
-@given(st.lists(st.floats(-1e6, 1e6).map(lambda v: round(v, 3)), max_size=12), st.integers(4, 20), st.integers(0, 3))
+@given(
+    st.lists(st.floats(-1e6, 1e6).map(lambda v: round(v, 3)), max_size=12),
+    st.integers(4, 20),
+    st.integers(0, 3),
+)
 def test_overflowing_rows_tile_the_text(values, length, stride):
     text = " x ".join(map(format_number, values)) + " end"
     whole = PROCESSOR(text)
-    rows = PROCESSOR([text], truncation=True, max_length=length, stride=stride, return_overflowing_tokens=True)
+    rows = PROCESSOR(
+        [text], truncation=True, max_length=length, stride=stride, return_overflowing_tokens=True
+    )
     assert set(rows["overflow_to_sample_mapping"]) == {0}
     start = 0
     for ids, numbers in zip(rows["input_ids"], rows["numeric_values"], strict=True):
@@ -113,12 +128,15 @@ def test_a_batch_of_one_and_lists_and_tensors():
         PROCESSOR(5)
 
 
-# --- round trips ----------------------------------------------------------------------------------------------------
+# --- round trips
+# ----------------------------------------------------------------------------------------------------
 
 fragments = st.one_of(
     st.text(max_size=6),
     st.floats(allow_nan=False, allow_infinity=False).map(format_number),
-    st.sampled_from(["-", "(", ")", " ", ",", ".", "%", "$", "元", "e", "<NUM>", "1,000", "2026-11-15", "A4", "5kg", "\n"]),
+    st.sampled_from(
+        ["-", "(", ")", " ", ",", ".", "%", "$", "元", "e", "<NUM>", "1,000", "2026-11-15", "A4", "5kg", "\n"]
+    ),
 )
 
 
@@ -157,7 +175,10 @@ def test_decoding_writes_values_and_skips_special_tokens():
     assert decode(encoded["input_ids"], encoded["numeric_values"]) == "-3.5<|end|>"
     assert decode(encoded["input_ids"], encoded["numeric_values"], skip_special_tokens=True) == "-3.5"
     batch = PROCESSOR(TEXTS, padding=True, return_tensors="pt")
-    assert PROCESSOR.batch_decode(batch["input_ids"], batch["numeric_values"], skip_special_tokens=True)[1:3] == TEXTS[1:3]
+    assert (
+        PROCESSOR.batch_decode(batch["input_ids"], batch["numeric_values"], skip_special_tokens=True)[1:3]
+        == TEXTS[1:3]
+    )
     assert decode([NUM], [99.8734], spreads=[0.3]) == "99.9"
 
 
@@ -175,7 +196,8 @@ def test_values_that_cannot_be_written_are_named(ids, values, message):
         PROCESSOR.decode(ids, values)
 
 
-# --- chats and files ------------------------------------------------------------------------------------------------
+# --- chats and files
+# ------------------------------------------------------------------------------------------------
 
 
 def test_chats_go_through_the_template():

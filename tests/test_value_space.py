@@ -19,7 +19,8 @@ spaces = st.builds(
 def test_decode_inverts_encode(value, kind):
     space = ValueSpace(kind, center=0.5, spread=2.0)
     back = space.decode(space.encode(torch.tensor(value, dtype=torch.float64))).item()
-    # log1p(1e300) ≈ 690 carries 690·2⁻⁵² of absolute, hence relative, error; near 0 the shift by 0.5 is what remains.
+    # log1p(1e300) ≈ 690 carries 690·2⁻⁵² of absolute, hence relative, error; near 0 the shift by 0.5 is what
+    # remains.
     assert back == pytest.approx(value, rel=1e-12, abs=1e-15)
 
 

@@ -1,7 +1,7 @@
 """CausalQwen: causal language models on Qwen2 and Hugging Face transformers.
 
-``import causal_qwen`` is cheap: names are resolved on first use, and the model, its configuration and its processor are
-announced to transformers' Auto classes as soon as those are imported.
+``import causal_qwen`` is cheap: names are resolved on first use, and the model, its configuration and its
+processor are announced to transformers' Auto classes as soon as those are imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "__version__",
     *sorted(_HOME_OF),
 ]
@@ -32,7 +32,7 @@ __all__ = [  # noqa: PLE0604
 if TYPE_CHECKING:
     from causal_qwen.cauchy import Cauchy
     from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-    from causal_qwen.conversion import convert
+    from causal_qwen.conversion import convert as convert
     from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM, NumberPrediction
     from causal_qwen.numbers import Number, format_number, scan
     from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor

@@ -26,8 +26,8 @@ class Cauchy:
 
     Args:
         loc: Median of X, any shape, float32 or wider.
-        scale: Half the interquartile range, > 0 (0 is a point mass: draws and quantiles stay exact), broadcastable
-            to ``loc``.
+        scale: Half the interquartile range, > 0 (0 is a point mass: draws and quantiles stay exact),
+            broadcastable to ``loc``.
     """
 
     loc: Tensor
@@ -61,7 +61,9 @@ class Cauchy:
         return Cauchy(loc, scale)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log density: −log(π·scale) − log(1 + z²), z = (value − loc)/scale, without forming z² where it overflows."""
+        """log density: −log(π·scale) − log(1 + z²), z = (value − loc)/scale, without forming z² where it
+        overflows.
+        """
         return -(math.pi * self.scale).log() - _log1p_square((value - self.loc) / self.scale)
 
     def cdf(self, value: Tensor) -> Tensor:
@@ -81,7 +83,9 @@ class Cauchy:
         return log_tail(value - self.loc, self.scale)
 
     def quantile(self, prob: Tensor | float) -> Tensor:
-        """loc + scale·tan(π(prob − ½)), by the cotangent towards each end so that no digit of prob is lost."""
+        """loc + scale·tan(π(prob − ½)), by the cotangent towards each end so that no digit of prob is
+        lost.
+        """
         prob = torch.as_tensor(prob, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + self.scale * _standard_quantile(prob)
 
@@ -92,7 +96,9 @@ class Cauchy:
             ValueError: If ``level`` is not inside (0, 1).
         """
         if not 0.0 < level < 1.0:
-            raise ValueError(f"interval level is {level!r}; it must lie strictly between 0 and 1, such as 0.9")
+            raise ValueError(
+                f"interval level is {level!r}; it must lie strictly between 0 and 1, such as 0.9"
+            )
         half_width = self.scale * math.tan(math.pi * level / 2)
         return self.loc - half_width, self.loc + half_width
 
@@ -111,7 +117,8 @@ class Cauchy:
         """loc + scale·ε, differentiable in loc and scale.
 
         Args:
-            uniform: Draws from [0, 1), of the shape wanted (broadcastable with ``loc``). Drawn here when None.
+            uniform: Draws from [0, 1), of the shape wanted (broadcastable with ``loc``). Drawn here when
+                None.
             generator: Source of ``uniform`` when it is None.
             density_floor: Keep only ε whose density is at least this share of the peak (0 keeps all).
         """
@@ -128,12 +135,15 @@ def truncation_bound(density_floor: float) -> float:
         ValueError: If ``density_floor`` is outside [0, 1).
     """
     if not 0.0 <= density_floor < 1.0:
-        raise ValueError(f"density_floor is {density_floor!r}; it must lie in [0, 1): 0 keeps every draw, 0.01 is usual")
+        raise ValueError(
+            f"density_floor is {density_floor!r}; it must lie in [0, 1): 0 keeps every draw, 0.01 is usual"
+        )
     return math.inf if density_floor == 0.0 else math.sqrt(1.0 / density_floor - 1.0)
 
 
 def standard_draw(uniform: Tensor, *, density_floor: float = 0.0) -> Tensor:
-    """ε = tan(a(2r − 1)) with a = atan(bound): the standard Cauchy truncated at ``density_floor``, by inversion.
+    """ε = tan(a(2r − 1)) with a = atan(bound): the standard Cauchy truncated at ``density_floor``, by
+    inversion.
 
     Args:
         uniform: r in [0, 1), any shape.
@@ -141,7 +151,8 @@ def standard_draw(uniform: Tensor, *, density_floor: float = 0.0) -> Tensor:
     """
     bound = truncation_bound(density_floor)
     if bound == math.inf:
-        # r = 0 is the pole itself; half the spacing of torch.rand keeps the draw finite and its rank unchanged.
+        # r = 0 is the pole itself; half the spacing of torch.rand keeps the draw finite and its rank
+        # unchanged.
         spacing = torch.finfo(uniform.dtype).eps / 4
         return _standard_quantile(uniform.clamp(min=spacing, max=1 - spacing * 2))
     # The endpoints are tan(±a), which rounding could push past the bound.
@@ -151,7 +162,8 @@ def standard_draw(uniform: Tensor, *, density_floor: float = 0.0) -> Tensor:
 def magnitude(parameter: Tensor) -> Tensor:
     """|parameter|, with slope 1 at 0.
 
-    torch.abs has slope 0 there, so a non-negative quantity that starts at 0 (a noise not yet learned) would never move.
+    torch.abs has slope 0 there, so a non-negative quantity that starts at 0 (a noise not yet learned) would
+    never move.
     """
     return torch.where(parameter < 0, -parameter, parameter)
 
@@ -161,14 +173,14 @@ def log_tail(distance: Tensor, scale: Tensor) -> Tensor:
 
     Below the median it is log1p of the small opposite tail, so that values near 0 keep their digits.
     """
-    return _LogTail.apply(*torch.broadcast_tensors(distance, scale))  # type: ignore[no-any-return, no-untyped-call]
+    return _LogTail.apply(*torch.broadcast_tensors(distance, scale))  # type: ignore[no-any-return]
 
 
 class _LogTail(torch.autograd.Function):
     """log_tail with gradients by the angle θ = atan2(scale, distance), the radius h and the arc h·θ.
 
-    ∂/∂distance = −(scale/(h·θ))/h and ∂/∂scale = (distance/h)/(h·θ). No square is ever formed, so 1e30 does not
-    overflow, where autograd through atan2 divides by scale² + distance².
+    ∂/∂distance = −(scale/(h·θ))/h and ∂/∂scale = (distance/h)/(h·θ). No square is ever formed, so 1e30 does
+    not overflow, where autograd through atan2 divides by scale² + distance².
     """
 
     generate_vmap_rule = True
@@ -189,7 +201,8 @@ class _LogTail(torch.autograd.Function):
         distance, scale = ctx.saved_tensors
         theta = torch.atan2(scale, distance)
         radius = torch.hypot(scale, distance)
-        # The arc tends to the scale as the angle vanishes; an angle below the smallest normal number has no digits left.
+        # The arc tends to the scale as the angle vanishes; an angle below the smallest normal number has no
+        # digits left.
         smallest = torch.finfo(theta.dtype).tiny
         arc = torch.where(theta < smallest, scale, radius * theta)
         # A point mass (scale 0) has no slope: a vocabulary row of zeros must not poison the others.
@@ -208,7 +221,9 @@ def _log1p_square(z: Tensor) -> Tensor:
     far = z.abs() > 1
     near_z = torch.where(far, 0.0, z)
     far_z = torch.where(far, z, 1.0).abs()
-    return torch.where(far, 2 * far_z.log() + torch.log1p(far_z.reciprocal().square()), torch.log1p(near_z.square()))
+    return torch.where(
+        far, 2 * far_z.log() + torch.log1p(far_z.reciprocal().square()), torch.log1p(near_z.square())
+    )
 
 
 def _standard_quantile(prob: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class CausalQwen2Config(Qwen2Config):
     """Qwen2's fields, and these.
 
     Args:
-        causal_size: D, the size of U; None means hidden_size. Any other size needs a vocabulary matrix of its own, so
-            the embedding is then not tied to it.
+        causal_size: D, the size of U; None means hidden_size. Any other size needs a vocabulary matrix of its
+            own, so the embedding is then not tied to it.
         abduction_init_strategy: How W_loc starts: "identity", "xavier" or "normal".
         scale_activation: What makes scale_U positive: "exp", "softplus" or "abs".
         gamma_init: scale_U at the start.
@@ -60,7 +60,8 @@ class CausalQwen2Config(Qwen2Config):
         reg_loss_weight: λ, the weight of the number loss.
         classification_loss_weight: Weight of the One-vs-Rest loss.
         softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.
-        loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference" (dense).
+        loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference"
+            (dense).
         num_negatives: Negatives drawn by the sampled loss.
         sampled_proposal: Law of those draws, "uniform" or "unigram".
         inference_mode: "standard", "causal" or "compatible".
@@ -120,7 +121,9 @@ class CausalQwen2Config(Qwen2Config):
         if self.causal_size is None:
             self.causal_size = self.hidden_size
         if self.causal_size < 1:
-            raise ValueError(f"causal_size is {self.causal_size!r}; it must be at least 1, or None for hidden_size")
+            raise ValueError(
+                f"causal_size is {self.causal_size!r}; it must be at least 1, or None for hidden_size"
+            )
         if self.causal_size != self.hidden_size:
             self.tie_word_embeddings = False
         if self.num_token_id is not None and not 0 <= self.num_token_id < self.vocab_size:

@@ -2,8 +2,9 @@
 
     e = embed(x) + φ(v)  →  backbone  →  z  →  AbductionNetwork  →  U, U₀  →  ActionNetwork  →  S, Y
 
-The vocabulary matrix W is handed in: the heads own no (V, D) weight of their own. They know torch and the Cauchy law,
-not transformers, tokenizers or decoding. All of their arithmetic is float32 at least, whatever arrives.
+The vocabulary matrix W is handed in: the heads own no (V, D) weight of their own. They know torch and the
+Cauchy law, not transformers, tokenizers or decoding. All of their arithmetic is float32 at least, whatever
+arrives.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ NumericEncoding = Literal["log", "sigmoid"]
 
 # scale_U stays within e^±40: far beyond use, yet its products with W neither overflow nor vanish in float32.
 EXPONENT_BOUND = 40.0
-# b_<NUM> before training. The <NUM> row starts as the mean of the digit rows, so its score never exceeds the best digit's,
-# in any cause: with a negative bias no argmax can choose it. At −20 softmax gives it less than 2e-9 of that digit.
+# b_<NUM> before training. The <NUM> row starts as the mean of the digit rows, so its score never exceeds the
+# best digit's, in any cause: with a negative bias no argmax can choose it. At −20 softmax gives it less than
+# 2e-9 of that digit.
 NUM_BIAS = -20.0
 
 
@@ -50,10 +52,14 @@ class NumericEmbedding(nn.Module):
         learn_direction: Whether ê is trained.
     """
 
-    def __init__(self, hidden_size: int, *, encoding: NumericEncoding = "log", learn_direction: bool = False) -> None:
+    def __init__(
+        self, hidden_size: int, *, encoding: NumericEncoding = "log", learn_direction: bool = False
+    ) -> None:
         super().__init__()
         self.encoding = encoding
-        self.direction = nn.Parameter(torch.empty(hidden_size, dtype=torch.float32), requires_grad=learn_direction)
+        self.direction = nn.Parameter(
+            torch.empty(hidden_size, dtype=torch.float32), requires_grad=learn_direction
+        )
         self.reset_parameters()
 
     def reset_parameters(self, init: ModuleType = nn.init) -> None:
@@ -61,7 +67,9 @@ class NumericEmbedding(nn.Module):
         init.normal_(self.direction, std=0.02)
 
     def forward(self, embeds: Tensor, values: Tensor, is_number: Tensor) -> Tensor:
-        """Embeddings (B, T, H) with the values (B, T) of the positions marked by ``is_number`` (B, T) read in."""
+        """Embeddings (B, T, H) with the values (B, T) of the positions marked by ``is_number`` (B, T) read
+        in.
+        """
         if self.encoding == "sigmoid":
             gain = torch.where(is_number, torch.sigmoid(values), 1.0)  # (B, T)
             return embeds * gain.to(embeds.dtype).unsqueeze(-1)
@@ -79,7 +87,9 @@ class AbductionNetwork(nn.Module):
         scale_activation: What keeps scale_U positive: "exp", "softplus" or "abs".
     """
 
-    def __init__(self, hidden_size: int, causal_size: int, *, scale_activation: ScaleActivation = "exp") -> None:
+    def __init__(
+        self, hidden_size: int, causal_size: int, *, scale_activation: ScaleActivation = "exp"
+    ) -> None:
         super().__init__()
         self.scale_activation = scale_activation
         self.loc = nn.Linear(hidden_size, causal_size, dtype=torch.float32)
@@ -146,7 +156,9 @@ class ActionNetwork(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.empty(vocab_size, dtype=torch.float32))
         self.balance = nn.Parameter(torch.empty(vocab_size, dtype=torch.float32))
-        self.threshold = nn.Parameter(torch.empty(vocab_size, dtype=torch.float32), requires_grad=learn_threshold)
+        self.threshold = nn.Parameter(
+            torch.empty(vocab_size, dtype=torch.float32), requires_grad=learn_threshold
+        )
         self.b_noise = nn.Parameter(torch.empty(causal_size, dtype=torch.float32))
         self.number = nn.Linear(causal_size, 1, dtype=torch.float32)  # w and b_Y
         self.number_noise = nn.Parameter(torch.empty((), dtype=torch.float32))  # β_Y
@@ -190,7 +202,9 @@ class ActionNetwork(nn.Module):
             ValueError: If the temperature is negative or not finite, or ``epsilon`` is missing.
         """
         if not (math.isfinite(temperature) and temperature >= 0):
-            raise ValueError(f"temperature is {temperature!r}; it scales noise and must be a finite number ≥ 0")
+            raise ValueError(
+                f"temperature is {temperature!r}; it scales noise and must be a finite number ≥ 0"
+            )
         if temperature == 0:
             return U
         noise = exact(magnitude(self.b_noise))  # (D,)
@@ -234,8 +248,8 @@ class ActionNetwork(nn.Module):
     def resize(self, weight: Tensor) -> None:
         """Make b, balance and C follow a resized W (V', D).
 
-        A new token starts without bias, with the median threshold, and with the balance that gives it the median
-        read-out scale, so that it is neither favoured nor held back.
+        A new token starts without bias, with the median threshold, and with the balance that gives it the
+        median read-out scale, so that it is neither favoured nor held back.
         """
         old, new = self.bias.shape[0], weight.shape[0]
         if new == old:

@@ -1,8 +1,9 @@
 """Who is sampled: an individual is a seed and a persistence, and its noise path follows from them alone.
 
-Noise is counter-based: the draw for a position depends on (seed, position) and on nothing that came before, so the same
-individual says the same in another process, at another batch size, with or without a cache. It is made on the CPU in
-float32, and only then moved to where the model is. This module knows no model and no tokens.
+Noise is counter-based: the draw for a position depends on (seed, position) and on nothing that came before,
+so the same individual says the same in another process, at another batch size, with or without a cache. It is
+made on the CPU in float32, and only then moved to where the model is. This module knows no model and no
+tokens.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ SEEDS = 2**64
 
 @dataclass(frozen=True, eq=False)
 class Individual:
-    """ε_i = ρ·ε_shared + (1 − ρ)·ε_i,own: standard Cauchy for every ρ, both parts from a generator keyed by (seed, i).
+    """ε_i = ρ·ε_shared + (1 − ρ)·ε_i,own: standard Cauchy for every ρ, both parts from a generator keyed by
+    (seed, i).
 
     Args:
         seed: In [0, 2⁶⁴).
-        persistence: ρ in [0, 1]: 1 is one noise vector for the whole text, 0 a fresh one per token; None leaves it to
-            the model's configuration.
-        start: Position of the first token that this individual decides; a later turn of a chat goes on where the last
-            one ended.
-        path: (n, D + 1) noise of the first n positions, given instead of drawn (the last column is the number's): an
-            individual that was abducted from a text. Later positions are drawn.
+        persistence: ρ in [0, 1]: 1 is one noise vector for the whole text, 0 a fresh one per token; None
+            leaves it to the model's configuration.
+        start: Position of the first token that this individual decides; a later turn of a chat goes on where
+            the last one ended.
+        path: (n, D + 1) noise of the first n positions, given instead of drawn (the last column is the
+            number's): an individual that was abducted from a text. Later positions are drawn.
     """
 
     seed: int
@@ -55,7 +57,9 @@ class Individual:
         if self.start < 0:
             raise ValueError(f"start is {self.start!r}; positions count from 0")
         if self.path is not None and (self.path.ndim != 2 or self.path.dtype != torch.float32):
-            raise ValueError(f"path is {self.path.dtype} of shape {tuple(self.path.shape)}; give float32, (n, D + 1)")
+            raise ValueError(
+                f"path is {self.path.dtype} of shape {tuple(self.path.shape)}; give float32, (n, D + 1)"
+            )
 
     @classmethod
     def random(cls, persistence: float | None = None) -> Individual:
@@ -63,7 +67,8 @@ class Individual:
         return cls(secrets.randbits(63), persistence)
 
     def noise(self, position: int, size: int, *, density_floor: float, persistence: float) -> Tensor:
-        """ε of one position, (size + 1,) float32 on the CPU; the last entry is the number's read-out noise ε_Y.
+        """ε of one position, (size + 1,) float32 on the CPU; the last entry is the number's read-out noise
+        ε_Y.
 
         Args:
             position: Index of the generated token, from 0.
@@ -74,7 +79,9 @@ class Individual:
         position += self.start
         if self.path is not None and position < len(self.path):
             if self.path.shape[1] != size + 1:
-                raise ValueError(f"this individual was abducted for causes of size {self.path.shape[1] - 1}, not {size}")
+                raise ValueError(
+                    f"this individual was abducted for causes of size {self.path.shape[1] - 1}, not {size}"
+                )
             return self.path[position]
         rho = persistence if self.persistence is None else self.persistence
         own = standard_draw(_uniform(self.seed, OWN, position, size + 1), density_floor=density_floor)
@@ -99,7 +106,9 @@ class Individual:
             fields = json.loads(text)
             path = None
             if "path" in fields:
-                data = np.frombuffer(base64.b64decode(fields["path"]), dtype="<f4").reshape(fields["path_shape"])
+                data = np.frombuffer(base64.b64decode(fields["path"]), dtype="<f4").reshape(
+                    fields["path_shape"]
+                )
                 path = torch.from_numpy(data.astype(np.float32))
             return cls(fields["seed"], fields["persistence"], fields["start"], path)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -131,8 +140,8 @@ def _shared(seed: int, size: int, density_floor: float) -> Tensor:
 def _uniform(seed: int, stream: int, position: int, size: int) -> Tensor:
     """``size`` floats in (0, 1) from the Philox counter (stream, position) under the key ``seed``.
 
-    The raw 64-bit words are used, whose order numpy guarantees across versions and platforms; 24 bits of each make a
-    float32 in the middle of its cell, so that neither 0 nor 1 occurs.
+    The raw 64-bit words are used, whose order numpy guarantees across versions and platforms; 24 bits of each
+    make a float32 in the middle of its cell, so that neither 0 nor 1 occurs.
     """
     words = np.random.Philox(key=[seed, stream], counter=[0, position, 0, 0]).random_raw(size)
     cells = (words >> np.uint64(40)).astype(np.float64)

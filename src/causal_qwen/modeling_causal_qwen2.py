@@ -1,7 +1,7 @@
 """CausalQwen2ForCausalLM: a Qwen2 that infers the cause of what comes next, then acts.
 
-Backbone, vocabulary matrix, caches, attention backends and generate() are Qwen2's own; this file states the difference.
-It does not know how a model is converted or calibrated.
+Backbone, vocabulary matrix, caches, attention backends and generate() are Qwen2's own; this file states the
+difference. It does not know how a model is converted or calibrated.
 """
 
 import functools
@@ -102,18 +102,25 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         if config.causal_size != config.hidden_size:
             self.lm_head = nn.Linear(config.causal_size, config.vocab_size, bias=False)
         self.numeric_embedding = NumericEmbedding(
-            config.hidden_size, encoding=config.numeric_encoding, learn_direction=config.learn_numeric_direction
+            config.hidden_size,
+            encoding=config.numeric_encoding,
+            learn_direction=config.learn_numeric_direction,
         )
         self.abduction = AbductionNetwork(
             config.hidden_size, config.causal_size, scale_activation=config.scale_activation
         )
-        self.action = ActionNetwork(config.vocab_size, config.causal_size, learn_threshold=config.learn_threshold)
-        # The parent's post_init ran before these modules existed; modules that it has initialised are left alone.
+        self.action = ActionNetwork(
+            config.vocab_size, config.causal_size, learn_threshold=config.learn_threshold
+        )
+        # The parent's post_init ran before these modules existed; modules that it has initialised are left
+        # alone.
         self.post_init()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        """Fill what a checkpoint did not bring. Children come first, so a head overrides what its Linear layers got."""
+        """Fill what a checkpoint did not bring. Children come first, so a head overrides what its Linear
+        layers got.
+        """
         config = self.config
         if isinstance(module, NumericEmbedding):
             module.reset_parameters(init)
@@ -164,11 +171,13 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             numeric_values: (B, T) value at each <NUM>, ignored elsewhere.
             output_logits: Whether to compute ``logits``; by default unless training with labels.
             output_scores: Whether to return loc_S and scale_S, (B, K, V) each.
-            **kwargs: Passed to the backbone, except what the loss reads: ``labels_values``, (B, T) values that belong to
-                ``labels`` (``numeric_values`` by default), ``shift_labels`` and ``shift_labels_values`` (already
-                shifted), ``num_items_in_batch`` and ``num_numbers_in_batch`` (what the two sums are divided by).
+            **kwargs: Passed to the backbone, except what the loss reads: ``labels_values``, (B, T) values
+                that belong to ``labels`` (``numeric_values`` by default), ``shift_labels`` and
+                ``shift_labels_values`` (already shifted), ``num_items_in_batch`` and ``num_numbers_in_batch``
+                (what the two sums are divided by).
         """
-        # Not a named argument: Trainer takes every argument with "label" in its name for a label that must be there.
+        # Not a named argument: Trainer takes every argument with "label" in its name for a label that must be
+        # there.
         labels_values = kwargs.pop("labels_values", None)
         shift_labels = kwargs.pop("shift_labels", None)
         shift_values = kwargs.pop("shift_labels_values", None)
@@ -176,7 +185,9 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         has_labels = labels is not None or shift_labels is not None
         if numeric_values is not None:
             if input_ids is None:
-                raise ValueError("numeric_values go with input_ids; for inputs_embeds use model.embed(ids, values)")
+                raise ValueError(
+                    "numeric_values go with input_ids; for inputs_embeds use model.embed(ids, values)"
+                )
             input_ids, inputs_embeds = None, self.embed(input_ids, numeric_values)
 
         outputs = self.model(
@@ -201,7 +212,9 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
                 shift_labels = shifted(labels, IGNORE_INDEX)
                 values = numeric_values if labels_values is None else labels_values
                 shift_values = None if values is None else shifted(values, 0.0)
-            loss, cls_loss, reg_loss = self.causal_loss(U_noisy, U0, Y, shift_labels, shift_values, **divisors)
+            loss, cls_loss, reg_loss = self.causal_loss(
+                U_noisy, U0, Y, shift_labels, shift_values, **divisors
+            )
             U, U_noisy, U0, Y = (law[:, kept] for law in (U, U_noisy, U0, Y))
 
         if output_logits is None:
@@ -232,11 +245,13 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             ValueError: If this model has no <NUM> token, or the shapes differ.
         """
         if self.config.num_token_id is None:
-            raise ValueError("numeric_values given, but config.num_token_id is None: `convert` the base to get a <NUM> row")
+            raise ValueError(
+                "numeric_values given, but config.num_token_id is None: `convert` the base to get a <NUM> row"
+            )
         if input_ids.shape != numeric_values.shape:
             raise ValueError(
-                f"numeric_values has shape {tuple(numeric_values.shape)}, input_ids {tuple(input_ids.shape)}; "
-                "they are aligned, one value per token"
+                f"numeric_values has shape {tuple(numeric_values.shape)}, "
+                f"input_ids {tuple(input_ids.shape)}; they are aligned, one value per token"
             )
         embeds = self.get_input_embeddings()(input_ids)  # (B, T, H)
         return self.numeric_embedding(embeds, numeric_values, input_ids == self.config.num_token_id)
@@ -250,7 +265,11 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
     def prob_num(self, U: Cauchy, U0: Cauchy) -> Tensor:
         """P_<NUM> = P(S_<NUM> > C_<NUM>) for U' (..., D), from one row of W."""
         row = slice(self.config.num_token_id, self.config.num_token_id + 1)
-        return self.action.scores(U, U0, self.lm_head.weight, row).sf(exact(self.action.threshold[row])).squeeze(-1)
+        return (
+            self.action.scores(U, U0, self.lm_head.weight, row)
+            .sf(exact(self.action.threshold[row]))
+            .squeeze(-1)
+        )
 
     def causal_loss(
         self,
@@ -272,8 +291,8 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             labels: (B, T), shifted: the next token of each position, or −100.
             values: (B, T), shifted with the labels; None when no label is <NUM>.
             num_items_in_batch: Valid labels of all accumulated batches; None for this batch alone.
-            num_numbers_in_batch: <NUM> labels of all accumulated batches. None with ``num_items_in_batch`` weighs this
-                batch's mean by its share of the valid labels.
+            num_numbers_in_batch: <NUM> labels of all accumulated batches. None with ``num_items_in_batch``
+                weighs this batch's mean by its share of the valid labels.
         """
         config, action = self.config, self.action
         valid = labels != IGNORE_INDEX
@@ -294,7 +313,9 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             impl=config.loss_impl,
         )
 
-        reg_loss = self.regression_loss(U, U0, Y, labels, None if values is None else values[valid], num_numbers_in_batch)
+        reg_loss = self.regression_loss(
+            U, U0, Y, labels, None if values is None else values[valid], num_numbers_in_batch
+        )
         if num_numbers_in_batch is None:
             reg_loss = reg_loss * share
 
@@ -306,19 +327,31 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         return loss, cls_loss, reg_loss
 
     def regression_loss(
-        self, U: Cauchy, U0: Cauchy, Y: Cauchy, labels: Tensor, values: Tensor | None, num_items: Tensor | int | None
+        self,
+        U: Cauchy,
+        U0: Cauchy,
+        Y: Cauchy,
+        labels: Tensor,
+        values: Tensor | None,
+        num_items: Tensor | int | None,
     ) -> Tensor:
-        """L_reg over the valid positions (N,) whose label is <NUM>; 0, still connected to the heads, where none is."""
+        """L_reg over the valid positions (N,) whose label is <NUM>; 0, still connected to the heads, where
+        none is.
+        """
         config = self.config
         if config.num_token_id is None:
             return 0.0 * (Y.loc.sum() + Y.scale.sum())
         is_num = labels == config.num_token_id
         if values is None:
             if is_num.any():
-                raise ValueError("labels contain <NUM>, but neither numeric_values nor labels_values were given")
+                raise ValueError(
+                    "labels contain <NUM>, but neither numeric_values nor labels_values were given"
+                )
             values = torch.zeros_like(Y.loc)
         target = self.value_space.encode(values[is_num])  # (M,)
-        gate = number_gate(self.prob_num(U[is_num], U0[is_num]), alpha=config.gate_alpha, gradient=config.gate_gradient)
+        gate = number_gate(
+            self.prob_num(U[is_num], U0[is_num]), alpha=config.gate_alpha, gradient=config.gate_gradient
+        )
         return number_loss(Y[is_num], target, gate, num_items=num_items)
 
     @torch.no_grad()
@@ -347,7 +380,9 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
 
     @property
     def writes_numbers(self) -> bool:
-        """Whether <NUM> can be chosen: it exists, and training has moved its bias from where conversion put it."""
+        """Whether <NUM> can be chosen: it exists, and training has moved its bias from where conversion
+        put it.
+        """
         num_token_id = self.config.num_token_id
         return num_token_id is not None and self.action.bias[num_token_id].item() != NUM_BIAS
 
@@ -375,10 +410,11 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         Args:
             inputs: Token ids (B, T).
             generation_config: May also carry the settings below.
-            inference_mode: "standard" (do_sample=False: the law of U decides; True: noise moves the cause), "causal" (one
-                concrete individual decides) or "compatible" (what Qwen does). The configuration's by default.
-            individual: Who is sampled: an `Individual`, a seed, or one per row. New ones by default; the output with
-                ``return_dict_in_generate=True`` says who.
+            inference_mode: "standard" (do_sample=False: the law of U decides; True: noise moves the cause),
+                "causal" (one concrete individual decides) or "compatible" (what Qwen does). The
+                configuration's by default.
+            individual: Who is sampled: an `Individual`, a seed, or one per row. New ones by default; the
+                output with ``return_dict_in_generate=True`` says who.
             noise_gain: κ.
             density_floor: Truncation of the noise.
             persistence: ρ for individuals that have none of their own.
@@ -411,7 +447,9 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         return super().generate(inputs, generation_config, **kwargs)
 
     def prepare_inputs_for_generation(self, input_ids, *args, numeric_values=None, **kwargs):
-        """As Qwen2's, with the values of the tokens that are fed; tokens beyond the given values have none."""
+        """As Qwen2's, with the values of the tokens that are fed; tokens beyond the given values have
+        none.
+        """
         model_inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         fed = model_inputs.get("input_ids")
         if numeric_values is not None and fed is not None:
@@ -423,7 +461,10 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         """As Qwen2's, with b, balance and C following W."""
         num_token_id = self.config.num_token_id
         if new_num_tokens is not None and num_token_id is not None and new_num_tokens <= num_token_id:
-            raise ValueError(f"{new_num_tokens} rows would cut off <NUM>, id {num_token_id}; keep at least {num_token_id + 1}")
+            raise ValueError(
+                f"{new_num_tokens} rows would cut off <NUM>, id {num_token_id}; "
+                f"keep at least {num_token_id + 1}"
+            )
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.action.resize(self.lm_head.weight)
         return embeddings

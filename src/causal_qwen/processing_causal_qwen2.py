@@ -1,7 +1,7 @@
 """The processor: text ⇄ (input_ids, attention_mask, numeric_values).
 
-Numbers in the text become <NUM> tokens with aligned values, and come back as text. The tokenizer does everything else:
-padding, truncation and special tokens are its own. The processor knows no model.
+Numbers in the text become <NUM> tokens with aligned values, and come back as text. The tokenizer does
+everything else: padding, truncation and special tokens are its own. The processor knows no model.
 """
 
 import json
@@ -18,7 +18,8 @@ from causal_qwen.numbers import Number, scan, write
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
 
 NUM_TOKEN = "<NUM>"
-# Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal use.
+# Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal
+# use.
 PRIVATE_TOKEN = "\ufdd0"
 
 
@@ -27,17 +28,21 @@ class CausalQwen2Processor(ProcessorMixin):
 
     Args:
         tokenizer: The base's, with <NUM> in its vocabulary.
-        numbers: "value" turns each number into <NUM> and its value; "text" leaves the digits to the tokenizer, and gives
-            exactly the base's ids.
+        numbers: "value" turns each number into <NUM> and its value; "text" leaves the digits to the
+            tokenizer, and gives exactly the base's ids.
         chat_template: Jinja template; the tokenizer's by default.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, numbers: str = "value", chat_template: str | None = None):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, numbers: str = "value", chat_template: str | None = None
+    ):
         self.numbers = _checked(numbers)
         super().__init__(tokenizer, chat_template=chat_template or tokenizer.chat_template)
         self.num_token_id = tokenizer.get_vocab().get(NUM_TOKEN)
         if self.num_token_id is None:
-            raise ValueError(f"the tokenizer has no {NUM_TOKEN} token; take it from a directory that `convert` wrote")
+            raise ValueError(
+                f"the tokenizer has no {NUM_TOKEN} token; take it from a directory that `convert` wrote"
+            )
 
     def __call__(
         self,
@@ -56,7 +61,8 @@ class CausalQwen2Processor(ProcessorMixin):
         """Encode one text, a list of texts, or one or several chats.
 
         Args:
-            text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list of chats.
+            text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list
+                of chats.
             numbers: "value" or "text", for this call.
             padding: As for a tokenizer.
             truncation: As for a tokenizer.
@@ -65,8 +71,8 @@ class CausalQwen2Processor(ProcessorMixin):
             return_tensors: "pt" or "np"; lists by default.
             add_special_tokens: As for a tokenizer; a chat carries its own.
             stride: As for a tokenizer, with ``return_overflowing_tokens``.
-            return_overflowing_tokens: Whether truncated texts go on in further rows; ``overflow_to_sample_mapping``
-                then says which text each row is from.
+            return_overflowing_tokens: Whether truncated texts go on in further rows;
+                ``overflow_to_sample_mapping`` then says which text each row is from.
 
         Returns:
             input_ids, attention_mask and numeric_values (float64; 0 where there is no number), aligned.
@@ -77,7 +83,9 @@ class CausalQwen2Processor(ProcessorMixin):
         mode = self.numbers if numbers is None else _checked(numbers)
         tokenizer, token = self._reader(texts)
         found = [scan(one) for one in texts] if mode == "value" else [[] for _ in texts]
-        rendered = [_render(one, spans, token) if spans else one for one, spans in zip(texts, found, strict=True)]
+        rendered = [
+            _render(one, spans, token) if spans else one for one, spans in zip(texts, found, strict=True)
+        ]
         encoded = tokenizer(
             rendered,
             padding=padding,
@@ -96,12 +104,18 @@ class CausalQwen2Processor(ProcessorMixin):
         for row, (ids, sample) in enumerate(zip(encoded["input_ids"], samples, strict=True)):
             offsets = encoded.encodings[row].offsets if truncation and found[sample] else None
             values.append(self._align(ids, found[sample], offsets, len(token)))
-        batch = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"], "numeric_values": values}
+        batch = {
+            "input_ids": encoded["input_ids"],
+            "attention_mask": encoded["attention_mask"],
+            "numeric_values": values,
+        }
         if return_overflowing_tokens:
             batch["overflow_to_sample_mapping"] = list(samples)
         return _batch(batch, return_tensors, unwrap=single and not return_overflowing_tokens)
 
-    def apply_chat_template(self, conversation, *, tokenize: bool = False, add_generation_prompt: bool = False, **kwargs):
+    def apply_chat_template(
+        self, conversation, *, tokenize: bool = False, add_generation_prompt: bool = False, **kwargs
+    ):
         """The text of a chat, or with ``tokenize=True`` its encoding; other options go to `__call__`."""
         template = kwargs.pop("chat_template", self.chat_template)
         text = self.tokenizer.apply_chat_template(
@@ -109,7 +123,9 @@ class CausalQwen2Processor(ProcessorMixin):
         )
         return self(text, add_special_tokens=False, **kwargs) if tokenize else text
 
-    def decode(self, token_ids, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self, token_ids, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False
+    ) -> str:
         """Text of one row of ids; each <NUM> is written as its value.
 
         Args:
@@ -129,15 +145,28 @@ class CausalQwen2Processor(ProcessorMixin):
             raise ValueError(f"{NUM_TOKEN} at position {positions[0]}, but no numeric_values to write there")
         values = np.asarray(numeric_values, dtype=np.float64).reshape(-1)
         if len(values) != len(ids):
-            raise ValueError(f"{len(values)} numeric_values for {len(ids)} ids; they are aligned, one per token")
+            raise ValueError(
+                f"{len(values)} numeric_values for {len(ids)} ids; they are aligned, one per token"
+            )
         wrong = positions[~np.isfinite(values[positions])]
         if len(wrong):
-            raise ValueError(f"the value at position {wrong[0]} is {values[wrong[0]]}; only finite numbers can be written")
-        gaps = [self._plain(part[part != self.num_token_id], skip_special_tokens) for part in np.split(ids, positions)]
-        spread = None if spreads is None else [float(value) for value in np.asarray(spreads).reshape(-1)[positions]]
+            raise ValueError(
+                f"the value at position {wrong[0]} is {values[wrong[0]]}; only finite numbers can be written"
+            )
+        gaps = [
+            self._plain(part[part != self.num_token_id], skip_special_tokens)
+            for part in np.split(ids, positions)
+        ]
+        spread = (
+            None
+            if spreads is None
+            else [float(value) for value in np.asarray(spreads).reshape(-1)[positions]]
+        )
         return write(gaps, values[positions].tolist(), spread)
 
-    def batch_decode(self, sequences, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False) -> list[str]:
+    def batch_decode(
+        self, sequences, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False
+    ) -> list[str]:
         """`decode` for each row of (B, T) ids and values."""
         values = [None] * len(sequences) if numeric_values is None else numeric_values
         widths = [None] * len(sequences) if spreads is None else spreads
@@ -160,7 +189,9 @@ class CausalQwen2Processor(ProcessorMixin):
                 token["content"] = PRIVATE_TOKEN
         backend = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(state))
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        special = {name: getattr(self.tokenizer, name) for name in names if getattr(self.tokenizer, name) is not None}
+        special = {
+            name: getattr(self.tokenizer, name) for name in names if getattr(self.tokenizer, name) is not None
+        }
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             padding_side=self.tokenizer.padding_side,
@@ -174,7 +205,9 @@ class CausalQwen2Processor(ProcessorMixin):
         if not any(NUM_TOKEN in text for text in texts):
             return self.tokenizer, NUM_TOKEN
         if any(PRIVATE_TOKEN in text for text in texts):
-            raise ValueError(f"a text holds both {NUM_TOKEN!r} and the noncharacter U+FDD0; remove one of them")
+            raise ValueError(
+                f"a text holds both {NUM_TOKEN!r} and the noncharacter U+FDD0; remove one of them"
+            )
         return self._private_tokenizer, PRIVATE_TOKEN
 
     def _texts(self, text) -> tuple[list[str], bool]:
@@ -190,7 +223,9 @@ class CausalQwen2Processor(ProcessorMixin):
         return list(text), False
 
     def _align(self, ids: list[int], found: list[Number], offsets, width: int) -> np.ndarray:
-        """Values of one row; where truncation may have dropped some, by the offset at which each <NUM> was written."""
+        """Values of one row; where truncation may have dropped some, by the offset at which each <NUM> was
+        written.
+        """
         values = np.zeros(len(ids))
         if not found:
             return values
@@ -241,7 +276,10 @@ def _batch(data: dict, return_tensors: str | None, *, unwrap: bool) -> BatchFeat
         data["numeric_values"] = [row.tolist() for row in data["numeric_values"]]
         return BatchFeature({name: rows[0] for name, rows in data.items()} if unwrap else data)
     try:
-        arrays = {name: np.asarray(rows, dtype=np.float64 if name == "numeric_values" else np.int64) for name, rows in data.items()}
+        arrays = {
+            name: np.asarray(rows, dtype=np.float64 if name == "numeric_values" else np.int64)
+            for name, rows in data.items()
+        }
     except ValueError:
         raise ValueError("rows of different lengths cannot be one tensor; pass padding=True") from None
     if return_tensors == "np":

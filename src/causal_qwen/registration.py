@@ -1,10 +1,11 @@
 """Announces our classes to transformers' Auto classes without importing them before they are needed.
 
-The Auto classes want class objects, and ours subclass transformers': registering at once would import torch and the
-whole of Qwen2 with ``import causal_qwen``. Each of our files registers its class when it is imported, as usual; this
-module only sees to it that they are imported in time. The configuration and the processor follow transformers' Auto
-modules, once the outermost of them has run (inside one of them, Qwen2 cannot be imported yet). The model follows the
-first configuration: AutoModelForCausalLM looks for a model only after it has made one.
+The Auto classes want class objects, and ours subclass transformers': registering at once would import torch
+and the whole of Qwen2 with ``import causal_qwen``. Each of our files registers its class when it is imported,
+as usual; this module only sees to it that they are imported in time. The configuration and the processor
+follow transformers' Auto modules, once the outermost of them has run (inside one of them, Qwen2 cannot be
+imported yet). The model follows the first configuration: AutoModelForCausalLM looks for a model only after it
+has made one.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class ValueSpace:
     def fit(cls, kind: Literal["log", "linear"], values: Tensor) -> ValueSpace:
         """The space whose center and spread are the median and half the interquartile range of g(values).
 
-        Half the interquartile range is 0 when most values are equal; the spread is then half the full range, and 1
-        when all of them are.
+        Half the interquartile range is 0 when most values are equal; the spread is then half the full range,
+        and 1 when all of them are.
 
         Raises:
             ValueError: If ``values`` is empty or holds a NaN or an infinity.
@@ -71,6 +71,8 @@ class ValueSpace:
             bad = values[~torch.isfinite(values)][0].item()
             raise ValueError(f"{bad!r} among the values; a value space is fitted to finite numbers")
         g = cls(kind).encode(values.double().flatten())
-        low, median, high = g.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=g.dtype, device=g.device)).tolist()
+        low, median, high = g.quantile(
+            torch.tensor([0.25, 0.5, 0.75], dtype=g.dtype, device=g.device)
+        ).tolist()
         spread = (high - low) / 2 or (g.max() - g.min()).item() / 2 or 1.0
         return cls(kind, median, spread)

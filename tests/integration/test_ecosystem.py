@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import tiny_causal
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from causal_qwen import convert
 from causal_qwen.conversion import bundled_text
+from conftest import tiny_causal
 
 
 class Copies(torch.utils.data.Dataset):
@@ -22,8 +22,8 @@ class Copies(torch.utils.data.Dataset):
 
 def train(model, directory, **options):
     arguments = TrainingArguments(
-        output_dir=str(directory), report_to=[], use_cpu=True, logging_steps=1, save_strategy="no", disable_tqdm=True,
-        lr_scheduler_type="constant", seed=0, **options,
+        output_dir=str(directory), report_to=[], use_cpu=True, logging_steps=1, save_strategy="no",
+        disable_tqdm=True, lr_scheduler_type="constant", seed=0, **options,
     )  # fmt: skip
     trainer = Trainer(model=model, args=arguments, train_dataset=Copies(), eval_dataset=Copies())
     trainer.train()
@@ -46,7 +46,9 @@ def test_trainer_accumulation_equals_one_large_batch(tmp_path):
         tiny_causal(), tmp_path / "b", per_device_train_batch_size=1, gradient_accumulation_steps=8, **options
     )
     for name, parameter in whole.model.named_parameters():
-        torch.testing.assert_close(pieces.model.get_parameter(name), parameter, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(
+            pieces.model.get_parameter(name), parameter, rtol=1e-4, atol=1e-5, msg=name
+        )
 
 
 def test_pipeline_generates_as_the_model_does(base_directory, tmp_path):
@@ -63,10 +65,13 @@ def test_peft_wraps_trains_saves_and_merges(tmp_path, ids):
     peft = pytest.importorskip("peft")
     model = tiny_causal()
     wrapped = peft.get_peft_model(
-        model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["abduction", "action"])
+        model,
+        peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["abduction", "action"]),
     )
     wrapped(ids, labels=ids).loss.backward()
-    trained = {name for name, p in wrapped.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    trained = {
+        name for name, p in wrapped.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
+    }
     assert any("lora_B" in name for name in trained)
     assert any("abduction.modules_to_save" in name for name in trained)
     with torch.no_grad():

@@ -30,14 +30,23 @@ def test_parity_on_heldout_text(base, conversion):
 
 
 def test_greedy_text_is_the_bases(base, conversion):
-    inputs = base.tokenizer(["The old lighthouse", "1 2 3 4", "def add(a, b):"], return_tensors="pt", padding=True, padding_side="left")
+    inputs = base.tokenizer(
+        ["The old lighthouse", "1 2 3 4", "def add(a, b):"],
+        return_tensors="pt",
+        padding=True,
+        padding_side="left",
+    )
     expected = base.model.generate(**inputs, max_new_tokens=24, do_sample=False)
     assert torch.equal(conversion.model.generate(**inputs, max_new_tokens=24, do_sample=False), expected)
 
 
 def test_published_constants_do_not_transfer(base):
-    """The baseline of docs/theory/initialisation.md: no choice agrees, and probabilities sum to half the vocabulary."""
-    published = measure_parity(convert(base, calibration="published").model, base, bundled_text("heldout")[:1500])
+    """The baseline of docs/theory/initialisation.md: no choice agrees, and probabilities sum to half the
+    vocabulary.
+    """
+    published = measure_parity(
+        convert(base, calibration="published").model, base, bundled_text("heldout")[:1500]
+    )
     assert published.argmax_agreement < 0.02
     assert 20_000 < published.ovr_prob_sum_median < 24_000
     assert 27_000 < published.ovr_loss < 32_000
@@ -47,7 +56,15 @@ def test_bfloat16_keeps_the_heads_exact(base, conversion, tmp_path):
     conversion.save(tmp_path / "model")
     half = CausalQwen2ForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
     assert {p.dtype for p in [*half.abduction.parameters(), *half.action.parameters()]} == {torch.float32}
-    half_base = type(base)(base.name, type(base.model).from_pretrained(None, config=base.model.config, state_dict=base.model.state_dict(), dtype=torch.bfloat16).eval(), base.tokenizer)
+    half_base = type(base)(
+        base.name,
+        type(base.model)
+        .from_pretrained(
+            None, config=base.model.config, state_dict=base.model.state_dict(), dtype=torch.bfloat16
+        )
+        .eval(),
+        base.tokenizer,
+    )
     parity = measure_parity(half.eval(), half_base, bundled_text("heldout")[:1500])
     assert parity.max_abs_logit_diff == 0.0
     assert parity.argmax_agreement > 0.97

@@ -40,7 +40,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
-    version: bool = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_print_version, help="Print the version."
+    ),
 ) -> None:
     """Causal language models from Qwen2 checkpoints."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 __all__ = ["fail", "note", "print_json", "print_table", "quiet_libraries"]
@@ -14,13 +15,17 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(title: str, rows: list[tuple[str, ...]], *, header: tuple[str, ...] | None = None) -> None:
+def print_table(
+    title: str, rows: Sequence[tuple[str, ...]], *, header: tuple[str, ...] | None = None
+) -> None:
     """A table on standard output; the last column may be long."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header is not None)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header is not None
+    )
     for index in range(len(rows[0])):
         table.add_column(header[index] if header else "", style="cyan" if index == 0 else "", overflow="fold")
     for row in rows:

@@ -37,10 +37,15 @@ def command(
         CalibrationChoice, typer.Option(help="default fits to text; published and none set constants.")
     ] = CalibrationChoice.default,
     calibration_text: Annotated[
-        Path | None, typer.Option(help="Text file to calibrate on instead of the bundled one.", dir_okay=False)
+        Path | None,
+        typer.Option(help="Text file to calibrate on instead of the bundled one.", dir_okay=False),
     ] = None,
-    causal_size: Annotated[int | None, typer.Option(help="Size D of the cause; the base's hidden size if not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights; auto keeps the base's.")] = Dtype.auto,
+    causal_size: Annotated[
+        int | None, typer.Option(help="Size D of the cause; the base's hidden size if not given.")
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Precision of the weights; auto keeps the base's.")
+    ] = Dtype.auto,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -65,5 +70,8 @@ def command(
         print_json(report)
         return
     rows = [(name, str(value)) for name, value in report.items() if name != "calibration"]
-    rows += [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report["calibration"].items()]
+    rows += [
+        (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, value in report["calibration"].items()
+    ]
     print_table(f"{source} → {out}", rows)

@@ -30,7 +30,9 @@ def command(
     conversion = convert(base, out, overwrite=True)
     note("2/3  measuring parity on held-out text …")
     parity = asdict(measure_parity(conversion.model, base, bundled_text("heldout")))
-    print_table("Parity with the base (causal-qwen parity smollm2)", [(k, parity_text(v)) for k, v in parity.items()])
+    print_table(
+        "Parity with the base (causal-qwen parity smollm2)", [(k, parity_text(v)) for k, v in parity.items()]
+    )
     note("3/3  continuing a prompt with both models …")
     inputs = base.tokenizer(prompt, return_tensors="pt")
     torch.manual_seed(0)

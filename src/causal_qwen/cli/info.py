@@ -21,7 +21,13 @@ def command(
         print_json(facts)
         return
     for title, section in facts.items():
-        print_table(title, [(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in section.items()])
+        print_table(
+            title,
+            [
+                (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+                for name, value in section.items()
+            ],
+        )
 
 
 def describe(directory: Path) -> dict[str, dict[str, Any]]:
@@ -31,9 +37,13 @@ def describe(directory: Path) -> dict[str, dict[str, Any]]:
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{directory}: no config.json; give a directory that `causal-qwen convert` wrote") from None
+        raise ValueError(
+            f"{directory}: no config.json; give a directory that `causal-qwen convert` wrote"
+        ) from None
     if config.get("model_type") != "causal_qwen2":
-        raise ValueError(f"{directory}: model_type is {config.get('model_type')!r}, not 'causal_qwen2'; convert it first")
+        raise ValueError(
+            f"{directory}: model_type is {config.get('model_type')!r}, not 'causal_qwen2'; convert it first"
+        )
     sizes: dict[str, int] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -46,7 +56,11 @@ def describe(directory: Path) -> dict[str, dict[str, Any]]:
                     sizes[name] = size
         except SafetensorError as error:
             raise ValueError(f"{file}: damaged or truncated ({error}); convert again") from error
-    heads = {name: size for name, size in sizes.items() if name.startswith(("abduction.", "action.", "numeric_embedding."))}
+    heads = {
+        name: size
+        for name, size in sizes.items()
+        if name.startswith(("abduction.", "action.", "numeric_embedding."))
+    }
     report_file = directory / "conversion.json"
     report = json.loads(report_file.read_text(encoding="utf-8")) if report_file.exists() else {}
     return {
@@ -63,10 +77,14 @@ def describe(directory: Path) -> dict[str, dict[str, Any]]:
         "parameters": {
             "total": sum(sizes.values()),
             "causal heads": sum(heads.values()),
-            "added fraction": report.get("added_parameters_fraction", sum(heads.values()) / max(sum(sizes.values()), 1)),
+            "added fraction": report.get(
+                "added_parameters_fraction", sum(heads.values()) / max(sum(sizes.values()), 1)
+            ),
         },
         "calibration": report.get("calibration", {"mode": "unknown"}),
-        "inference": {name: config[name] for name in ("inference_mode", "noise_gain", "density_floor", "persistence")},
+        "inference": {
+            name: config[name] for name in ("inference_mode", "noise_gain", "density_floor", "persistence")
+        },
         "numbers": {
             name: config[name]
             for name in ("num_token_id", "numeric_encoding", "value_space", "value_center", "value_spread")

@@ -13,7 +13,9 @@ from causal_qwen.cli.console import print_json
 
 def command(
     text: Annotated[str, typer.Argument(help="Text to scan; - reads standard input.")],
-    as_json: Annotated[bool, typer.Option("--json", help='Print {"numbers": [{"text", "value", "start", "end"}, …]}.')] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='Print {"numbers": [{"text", "value", "start", "end"}, …]}.')
+    ] = False,
 ) -> None:
     """Show what is read as a number in a text, and as which value."""
     from causal_qwen.numbers import format_number, scan
@@ -36,6 +38,8 @@ def command(
     marked.append(text[end:])
     console = Console(highlight=False)
     console.print(marked)
-    console.print(f"{len(numbers)} number{'' if len(numbers) == 1 else 's'}:" if numbers else "no numbers", style="dim")
+    console.print(
+        f"{len(numbers)} number{'' if len(numbers) == 1 else 's'}:" if numbers else "no numbers", style="dim"
+    )
     for number in numbers:
         console.print(f"  {number.text}  →  {format_number(number.value)}", markup=False)

@@ -15,8 +15,12 @@ from causal_qwen.cli.convert import CalibrationChoice, Dtype
 
 def command(
     model: Annotated[str, typer.Argument(help="A converted directory, or any source that `convert` takes.")],
-    text: Annotated[Path | None, typer.Option(help="Text file to measure on instead of the bundled one.", dir_okay=False)] = None,
-    base: Annotated[str | None, typer.Option(help="The base of a converted directory, if it has moved.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text file to measure on instead of the bundled one.", dir_okay=False)
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base of a converted directory, if it has moved.")
+    ] = None,
     calibration: Annotated[
         CalibrationChoice, typer.Option(help="For a source: how it is converted.")
     ] = CalibrationChoice.default,
@@ -33,7 +37,9 @@ def command(
 
     report_file = Path(model) / "conversion.json"
     if report_file.is_file():
-        base_model = load_base(base or json.loads(report_file.read_text(encoding="utf-8"))["source"], dtype=dtype.value)
+        base_model = load_base(
+            base or json.loads(report_file.read_text(encoding="utf-8"))["source"], dtype=dtype.value
+        )
         causal = CausalQwen2ForCausalLM.from_pretrained(model, dtype=base_model.model.dtype).eval()
     else:
         base_model = load_base(model, dtype=dtype.value)
@@ -42,7 +48,9 @@ def command(
     if as_json:
         print_json(result)
     else:
-        print_table(f"{model} against its base", [(name, parity_text(value)) for name, value in result.items()])
+        print_table(
+            f"{model} against its base", [(name, parity_text(value)) for name, value in result.items()]
+        )
 
 
 def parity_text(value: object) -> str:

@@ -1,12 +1,15 @@
 """Calibration: three corrections inside the linear Cauchy law that make transfer exact.
 
 1. Balance: read-out noise that gives every token the same scale, so that dividing by it reorders nothing.
-2. Common cause: logsumexp of the logits, fitted by ridge regression and subtracted through U₀, since a fixed threshold
+2. Common cause: logsumexp of the logits, fitted by ridge regression and subtracted through U₀, since a fixed
+threshold
    is not blind to a common shift as softmax is.
-3. Scale and gain: γ and C that minimise the One-vs-Rest loss, then κ at which causal sampling picks the base's favourite
+3. Scale and gain: γ and C that minimise the One-vs-Rest loss, then κ at which causal sampling picks the
+base's favourite
    as often as softmax sampling does.
 
-Everything is measured on a text, deterministic by seed, and walks over positions in blocks: no (N, V) tensor is kept.
+Everything is measured on a text, deterministic by seed, and walks over positions in blocks: no (N, V) tensor
+is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from causal_qwen.cauchy import Cauchy, log_tail, standard_draw
+from causal_qwen.cauchy import log_tail, standard_draw
 from causal_qwen.heads import exact
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
@@ -75,7 +78,8 @@ class Calibration:
 
 @torch.no_grad()
 def features(model: CausalQwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, text: str) -> Features:
-    """Backbone features of evenly spread windows of ``text``; each position is paired with the token that follows it.
+    """Backbone features of evenly spread windows of ``text``; each position is paired with the token that
+    follows it.
 
     Raises:
         ValueError: If the text is too short to calibrate on.
@@ -175,7 +179,9 @@ def _ridge(features: Tensor, target: Tensor) -> _Ridge:
     left, singular, right = torch.linalg.svd(centred, full_matrices=False)  # (N, R), (R,), (R, H)
     projected = left.T @ residual  # (R,)
     best: tuple[float, float, Tensor] | None = None
-    for strength in (singular[0] ** 2 * torch.logspace(-9, 1, 41, dtype=torch.float64, device=x.device)).tolist():
+    for strength in (
+        singular[0] ** 2 * torch.logspace(-9, 1, 41, dtype=torch.float64, device=x.device)
+    ).tolist():
         shrink = singular**2 / (singular**2 + strength)  # (R,)
         fitted = left @ (shrink * projected)
         leverage = (left.square() * shrink).sum(-1) + 1 / len(y)
@@ -207,7 +213,9 @@ def _ovr_objective(
 
     def loss(log_scale: float, threshold: float) -> float:
         scale = torch.full((), math.exp(log_scale), device=scores.device)
-        negatives = sum(log_tail(block - threshold, scale).double().sum().item() for block in scores.split(64))
+        negatives = sum(
+            log_tail(block - threshold, scale).double().sum().item() for block in scores.split(64)
+        )
         swap = log_tail(threshold - label_scores, scale) - log_tail(label_scores - threshold, scale)
         return -(negatives + swap.double().sum().item()) / len(labels)
 
@@ -219,7 +227,9 @@ def _minimise(loss: Callable[[float, float], float]) -> tuple[float, float, floa
     point, step = (math.log(1e-3), 0.0), (1.0, 1.0)
     value = loss(*point)
     while step[0] > 0.02:
-        moves = [(point[0] + step[0] * i, point[1] + step[1] * j) for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1))]
+        moves = [
+            (point[0] + step[0] * i, point[1] + step[1] * j) for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1))
+        ]
         for move in moves:
             candidate = loss(*move)
             if candidate < value:
@@ -235,15 +245,20 @@ def _match_gain(
 ) -> tuple[float, float, float]:
     """κ by bisection: the rate at which argmax W(loc_U + κγε) + b is the favourite equals softmax's rate.
 
-    The scores are linear in κ, so W is read once per draw and not once per trial; the same draws serve every trial.
+    The scores are linear in κ, so W is read once per draw and not once per trial; the same draws serve every
+    trial.
     """
-    floor, size = model.config.density_floor, model.config.causal_size
+    floor, size = model.config.density_floor, model.lm_head.in_features
     logits = torch.cat(list(_logit_blocks(model, z)))  # (FIT_POSITIONS, V)
     favourite = logits.argmax(-1)
-    softmax_rate = (logits.gather(-1, favourite[:, None]) - logits.logsumexp(-1, keepdim=True)).exp().mean().item()
+    softmax_rate = (
+        (logits.gather(-1, favourite[:, None]) - logits.logsumexp(-1, keepdim=True)).exp().mean().item()
+    )
     uniform = torch.rand(GAIN_DRAWS, len(z), size, generator=generator).to(z.device)
     noise = [
-        torch.nn.functional.linear(gamma * standard_draw(draw, density_floor=floor), exact(model.lm_head.weight))
+        torch.nn.functional.linear(
+            gamma * standard_draw(draw, density_floor=floor), exact(model.lm_head.weight)
+        )
         for draw in uniform
     ]  # GAIN_DRAWS × (FIT_POSITIONS, V)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ __all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "conv
 
 CalibrationMode = Literal["default", "published", "none"]
 REPORT_FILE = "conversion.json"
-# The constants of the original publication; they do not transfer (docs/theory/initialisation.md), and are kept to show it.
+# The constants of the original publication; they do not transfer (docs/theory/initialisation.md), and are
+# kept to show it.
 PUBLISHED = {"gamma_init": 10.0, "b_noise_init": 0.1, "ovr_threshold_init": 100.0}
 
 
@@ -39,7 +40,8 @@ class Conversion:
 
     Args:
         model: In evaluation mode.
-        processor: Reads digits as the base does, until training teaches the model values (``numbers="text"``).
+        processor: Reads digits as the base does, until training teaches the model values
+            (``numbers="text"``).
         report: What `save` writes to conversion.json.
     """
 
@@ -81,10 +83,11 @@ def convert(
     """Convert a base checkpoint of Qwen2 or Llama architecture.
 
     Args:
-        source: "smollm2" (embedded), a local directory, a .gguf file, a hub id, or a loaded `Base`, left unchanged.
+        source: "smollm2" (embedded), a local directory, a .gguf file, a hub id, or a loaded `Base`, left
+            unchanged.
         output: Directory to write; None only returns the model.
-        calibration: "default" fits balance, common cause, scale and gain; "published" sets the original constants;
-            "none" leaves the configuration's.
+        calibration: "default" fits balance, common cause, scale and gain; "published" sets the original
+            constants; "none" leaves the configuration's.
         calibration_text: Text to calibrate on; None takes the bundled multilingual one.
         causal_size: D; None keeps D = H and shares W. A smaller D is the best rank-D approximation of W.
         dtype: Of the weights; "auto" keeps the base's. The heads are float32 always.
@@ -96,7 +99,9 @@ def convert(
         FileExistsError: If ``output`` exists and ``overwrite`` is False.
     """
     if calibration not in get_args(CalibrationMode):
-        raise ConversionError(f"calibration is {calibration!r}; choose one of {', '.join(get_args(CalibrationMode))}")
+        raise ConversionError(
+            f"calibration is {calibration!r}; choose one of {', '.join(get_args(CalibrationMode))}"
+        )
     if output is not None and not overwrite and Path(output).exists():
         raise FileExistsError(f"{output} exists; choose another place, or allow overwriting")
     base = source if isinstance(source, Base) else load_base(source, dtype=dtype)
@@ -123,7 +128,11 @@ def convert(
 
 def bundled_text(name: Literal["calibration", "heldout"]) -> str:
     """A text that comes with the package: "calibration" to fit on, "heldout" to measure on."""
-    return importlib.resources.files("causal_qwen.conversion").joinpath(f"{name}.txt").read_text(encoding="utf-8")
+    return (
+        importlib.resources.files("causal_qwen.conversion")
+        .joinpath(f"{name}.txt")
+        .read_text(encoding="utf-8")
+    )
 
 
 def added_parameters(model: CausalQwen2ForCausalLM, base: Base) -> int:
@@ -145,7 +154,7 @@ def _transfer(
         fields.pop(name, None)
     fields |= {"vocab_size": len(embedding), "num_token_id": num_token.id, "causal_size": causal_size}
     config = CausalQwen2Config(**fields)
-    if config.causal_size != config.hidden_size:
+    if config.causal_size is not None and config.causal_size != config.hidden_size:
         tensors["abduction.loc.weight"], tensors["lm_head.weight"] = _rank(head, config.causal_size, seed)
     with _quiet_loading(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -158,14 +167,16 @@ def _transfer(
     with torch.no_grad():
         model.action.bias[num_token.id] = NUM_BIAS
     model.generation_config = base.model.generation_config
-    return model.to(base.model.device).eval()
+    model.to(base.model.device).eval()
+    return cast(CausalQwen2ForCausalLM, model)
 
 
 def _rank(head: Tensor, causal_size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """W_loc (D, H) and W' (V, D) with W'·W_loc the best rank-D approximation of W (V, H), and W itself from D = H on.
+    """W_loc (D, H) and W' (V, D) with W'·W_loc the best rank-D approximation of W (V, H), and W itself from D
+    = H on.
 
-    The right singular vectors of W are the eigenvectors of WᵀW, an H × H matrix. Dimensions beyond H start with random
-    W_loc and zero W', so that they say nothing yet but can learn.
+    The right singular vectors of W are the eigenvectors of WᵀW, an H × H matrix. Dimensions beyond H start
+    with random W_loc and zero W', so that they say nothing yet but can learn.
     """
     hidden_size = head.shape[1]
     gram = torch.zeros(hidden_size, hidden_size, dtype=torch.float64, device=head.device)

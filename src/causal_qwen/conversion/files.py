@@ -14,7 +14,8 @@ __all__ = ["atomic_directory"]
 
 @contextmanager
 def atomic_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary directory beside ``target`` that takes its place when the block ends well, and vanishes otherwise.
+    """A temporary directory beside ``target`` that takes its place when the block ends well, and vanishes
+    otherwise.
 
     Raises:
         FileExistsError: If ``target`` exists, is not an empty directory, and ``overwrite`` is False.

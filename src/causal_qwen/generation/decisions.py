@@ -1,14 +1,16 @@
 """How the next token and the next number are decided: the table of docs/theory/inference.md, row by row.
 
-A decision sees the causes of the last position and the allowed tokens. It does not know the loop, caches or text.
+A decision sees the causes of the last position and the allowed tokens. It does not know the loop, caches or
+text.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from causal_qwen.individual import Individual
 from causal_qwen.kernels.decision import token_scores
 
 if TYPE_CHECKING:
-    from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM
+    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Choice", "Decision", "InferenceMode"]
 
@@ -54,7 +56,8 @@ class Decision:
     """A mode of inference with its settings.
 
     Args:
-        mode: "standard" (the law of U decides), "causal" (one concrete individual decides) or "compatible" (softmax).
+        mode: "standard" (the law of U decides), "causal" (one concrete individual decides) or "compatible"
+            (softmax).
         do_sample: Whether noise moves the cause ("standard"), or tokens are drawn ("compatible").
         temperature: T ≥ 0 scales noise; in "compatible" it is a logits processor and not used here.
         noise_gain: κ.
@@ -89,7 +92,7 @@ class Decision:
     def choose(
         self,
         model: CausalQwen2ForCausalLM,
-        outputs: CausalLMOutput,
+        outputs: Any,
         input_ids: Tensor,
         position: int,
         processors: LogitsProcessorList,
@@ -98,15 +101,17 @@ class Decision:
 
         Args:
             model: Whose action network acts.
-            outputs: Of the forward pass; its last position counts.
+            outputs: The `CausalLMOutput` of the forward pass; its last position counts.
             input_ids: (B, T) the text so far, for the processors.
             position: Index of the token to decide, counted from the first generated one.
-            processors: Run on the logits. What they set to −inf is not allowed, what they add is added to the scores.
+            processors: Run on the logits. What they set to −inf is not allowed, what they add is added to the
+                scores.
         """
         last = (slice(None), -1)
         U = Cauchy(outputs.loc_U[last], outputs.scale_U[last])  # (B, D)
         U0 = Cauchy(outputs.loc_U0[last], outputs.scale_U0[last])  # (B,)
         Y = Cauchy(outputs.loc_Y[last], outputs.scale_Y[last])  # (B,), of the widened cause
+        logits: Tensor | None
         if self.mode == "compatible":
             scores, tokens, logits = self._by_softmax(model, U, U0, outputs.logits, input_ids, processors)
             return self._choice(model, tokens, Y.loc, Y, scores, logits)
@@ -117,10 +122,14 @@ class Decision:
             return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
         epsilon, epsilon_Y = self._noise(U.loc, position)  # (B, D), (B,)
         if self.mode == "standard":
-            move = {"do_sample": True, "temperature": self.temperature, "epsilon": epsilon}
-            moved = model.action.exogenous(U, noise_gain=self.noise_gain, **move)
+            move = functools.partial(
+                model.action.exogenous, U, do_sample=True, temperature=self.temperature, epsilon=epsilon
+            )
+            moved = move(noise_gain=self.noise_gain)
             scores, logits = self._standing(model, moved, U.loc, U0, input_ids, processors)
-            Y = model.action.numbers(model.action.exogenous(U, **move))  # κ belongs to words; numbers move by their law
+            Y = model.action.numbers(
+                model.action.exogenous(U, **move)
+            )  # κ belongs to words; numbers move by their law
             return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
         noise = self.temperature * (U.scale + exact(magnitude(model.action.b_noise))) * epsilon  # (B, D)
         scores, logits = self._acting(model, U.loc + self.noise_gain * noise, U.loc, input_ids, processors)
@@ -129,7 +138,13 @@ class Decision:
         return self._choice(model, scores.argmax(-1), number, Y, scores, logits)
 
     def _choice(
-        self, model: CausalQwen2ForCausalLM, tokens: Tensor, number: Tensor, Y: Cauchy, scores: Tensor, logits: Tensor | None
+        self,
+        model: CausalQwen2ForCausalLM,
+        tokens: Tensor,
+        number: Tensor,
+        Y: Cauchy,
+        scores: Tensor,
+        logits: Tensor | None,
     ) -> Choice:
         decode = model.value_space.decode
         lower, upper = Y.interval(self.level)
@@ -151,7 +166,9 @@ class Decision:
         else:
             logits = logits[:, -1].to(dtype=torch.float32, copy=True)  # (B, V)
         if model.config.num_token_id == logits.shape[-1] - 1 and not model.writes_numbers:
-            logits = logits[:, :-1]  # an added row that cannot be chosen must not take part in the draws either
+            logits = logits[
+                :, :-1
+            ]  # an added row that cannot be chosen must not take part in the draws either
         scores = processors(input_ids, logits)
         if not self.do_sample:
             return scores, scores.argmax(-1), logits
@@ -166,7 +183,9 @@ class Decision:
         input_ids: Tensor,
         processors: LogitsProcessorList,
     ) -> tuple[Tensor, Tensor | None]:
-        """(loc_S + adjustment − C)/scale_S over all tokens; ``loc_U`` is where the logits are, if not at U's location."""
+        """(loc_S + adjustment − C)/scale_S over all tokens; ``loc_U`` is where the logits are, if not at
+        U's location.
+        """
         S = model.action.scores(U, U0, model.lm_head.weight)  # (B, V)
         if not processors:
             return model.action.standing(S), None
@@ -175,7 +194,12 @@ class Decision:
         return model.action.standing(Cauchy(S.loc + adjustment, S.scale)), logits
 
     def _acting(
-        self, model: CausalQwen2ForCausalLM, u: Tensor, loc_U: Tensor, input_ids: Tensor, processors: LogitsProcessorList
+        self,
+        model: CausalQwen2ForCausalLM,
+        u: Tensor,
+        loc_U: Tensor,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
     ) -> tuple[Tensor, Tensor | None]:
         """W u + b + adjustment for concrete causes u; the logits come from the same read of W."""
         bias = exact(model.action.bias)

@@ -1,7 +1,8 @@
 """The decoding loop: prefill, then decide and step until every row has stopped.
 
-It has the place of transformers' own sampling loop inside generate(): inputs, processors, stopping criteria and the cache
-arrive prepared. What it adds is that the decision is a `Decision`, and that numbers travel with their tokens.
+It has the place of transformers' own sampling loop inside generate(): inputs, processors, stopping criteria
+and the cache arrive prepared. What it adds is that the decision is a `Decision`, and that numbers travel with
+their tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
         numeric_values: (B, T) value at each <NUM> of ``sequences``, 0 elsewhere; float64.
         numeric_lower: (B, T) lower end of its interval; equal to the value in the prompt.
         numeric_upper: (B, T) upper end of its interval.
-        individuals: Who decided each row, where noise was drawn: pass them to generate() again for the same text.
+        individuals: Who decided each row, where noise was drawn: pass them to generate() again for the same
+            text.
     """
 
     numeric_values: Tensor | None = None
@@ -43,23 +45,31 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
 
 
 class _Numbers:
-    """The values of a growing text with their intervals; made when the first number appears, so that plain text is free."""
+    """The values of a growing text with their intervals: (3, B, T), values, lower and upper ends.
+
+    Made when the first number appears, so that plain text is free.
+    """
 
     def __init__(self, values: Tensor | None, num_token_id: int | None) -> None:
-        self.values = self.lower = self.upper = values
+        self.table = None if values is None else values.expand(3, *values.shape)
         self.num_token_id = num_token_id
 
     def append(self, choice: Choice, tokens: Tensor, length: int) -> None:
-        is_num = tokens == self.num_token_id if self.num_token_id is not None else torch.zeros_like(tokens, dtype=torch.bool)
-        if self.values is None:
+        """Add one column; ``length`` is the length of the text before it."""
+        if self.num_token_id is None:
+            return
+        is_num = tokens == self.num_token_id
+        if self.table is None:
             if not is_num.any():
                 return
-            self.values = self.lower = self.upper = choice.values.new_zeros(len(tokens), length)
-        columns = [torch.where(is_num, column, 0.0)[:, None] for column in (choice.values, choice.lower, choice.upper)]
-        rows = (self.values, self.lower, self.upper)
-        self.values, self.lower, self.upper = (
-            torch.cat([row.to(column), column], dim=1) for row, column in zip(rows, columns, strict=True)
-        )
+            self.table = choice.values.new_zeros(3, len(tokens), length)
+        column = torch.where(is_num, torch.stack([choice.values, choice.lower, choice.upper]), 0.0)
+        self.table = torch.cat([self.table.to(column), column[..., None]], dim=-1)
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+        """Values, lower ends and upper ends, (B, T) each."""
+        return (None, None, None) if self.table is None else (self.table[0], self.table[1], self.table[2])
 
 
 def decode(
@@ -82,7 +92,8 @@ def decode(
     hidden_states: tuple[Any, ...] | None = () if keep and config.output_hidden_states else None
     attentions: tuple[Any, ...] | None = () if keep and config.output_attentions else None
     pads = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    if (given := model_kwargs.get("numeric_values")) is not None and not (input_ids == model.config.num_token_id).any():
+    given = model_kwargs.get("numeric_values")
+    if not torch.any(input_ids == (-1 if model.config.num_token_id is None else model.config.num_token_id)):
         given = model_kwargs["numeric_values"] = None  # no number in the prompt: nothing to carry
     numbers = _Numbers(given, model.config.num_token_id)
     unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
@@ -102,13 +113,15 @@ def decode(
         if scores is not None:
             scores += (choice.scores,)
         if raw_logits is not None:
-            raw_logits += (choice.logits if choice.logits is not None else model.token_logits(outputs.loc_U[:, -1]),)
+            raw_logits += (
+                choice.logits if choice.logits is not None else model.token_logits(outputs.loc_U[:, -1]),
+            )
         if hidden_states is not None:
             hidden_states += (outputs.hidden_states,)
         if attentions is not None:
             attentions += (outputs.attentions,)
         numbers.append(choice, tokens, input_ids.shape[1])
-        model_kwargs["numeric_values"] = numbers.values
+        model_kwargs["numeric_values"] = numbers.rows[0]
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
         if isinstance(streamer, NumberStreamer):
             streamer.put_numbers(tokens.cpu(), choice.values.cpu(), choice.lower.cpu(), choice.upper.cpu())
@@ -122,13 +135,15 @@ def decode(
         position += 1
         step = 1 if model_kwargs["use_cache"] else None
         outputs = forward(
-            **model.prepare_inputs_for_generation(input_ids, next_sequence_length=step, **model_kwargs), return_dict=True
+            **model.prepare_inputs_for_generation(input_ids, next_sequence_length=step, **model_kwargs),
+            return_dict=True,
         )
 
     if streamer is not None:
         streamer.end()
     if not keep:
         return input_ids
+    values, lower, upper = numbers.rows
     return CausalGenerateOutput(
         sequences=input_ids,
         scores=scores,
@@ -136,8 +151,8 @@ def decode(
         attentions=attentions,
         hidden_states=hidden_states,
         past_key_values=model_kwargs.get("past_key_values"),
-        numeric_values=numbers.values,
-        numeric_lower=numbers.lower,
-        numeric_upper=numbers.upper,
+        numeric_values=values,
+        numeric_lower=lower,
+        numeric_upper=upper,
         individuals=list(decision.individuals) or None,
     )

@@ -1,4 +1,6 @@
-"""What generate() was asked for: settings from the call, the generation config and the model, checked, as a `Decision`."""
+"""What generate() was asked for: settings from the call, the generation config and the model, checked, as
+a `Decision`.
+"""
 
 from __future__ import annotations
 
@@ -43,36 +45,47 @@ def plan(
         inputs: First argument of generate().
         generation_config: Second argument of generate().
         kwargs: The others; changed in place to what transformers should see.
-        settings: ``inference_mode``, ``noise_gain``, ``density_floor``, ``persistence``, None where not given.
+        settings: ``inference_mode``, ``noise_gain``, ``density_floor``, ``persistence``, None where not
+            given.
         individual: As given to generate().
         interval_level: As given to generate().
         normalisation: As given to generate().
         suppress_unused: As given to generate().
     """
     asked = model._prepare_generation_config(generation_config, **kwargs)[0]
-    found = {name: _first(settings[name], getattr(asked, name, None), getattr(model.config, name)) for name in SETTINGS}
+    found = {
+        name: _first(settings[name], getattr(asked, name, None), getattr(model.config, name))
+        for name in SETTINGS
+    }
     mode = found.pop("inference_mode")
     if mode not in get_args(InferenceMode):
         raise ValueError(f"inference_mode is {mode!r}; choose one of {', '.join(get_args(InferenceMode))}")
     if normalisation not in ("softmax", "ovr"):
         raise ValueError(f"normalisation is {normalisation!r}; choose 'softmax' or 'ovr'")
     if normalisation == "ovr" and mode != "compatible":
-        raise ValueError(f"normalisation='ovr' is a distribution to sample from; it needs inference_mode='compatible', not {mode!r}")
+        raise ValueError(
+            "normalisation='ovr' is a distribution to sample from; "
+            f"it needs inference_mode='compatible', not {mode!r}"
+        )
     if suppress_unused:
         kwargs["logits_processor"] = _with_suppression(model, kwargs.get("logits_processor"))
 
     way = asked.get_generation_mode(kwargs.get("assistant_model"))
     if mode == "compatible":
         if individual is not None:
-            raise ValueError("inference_mode='compatible' samples tokens, not individuals; seed it with torch.manual_seed")
+            raise ValueError(
+                "inference_mode='compatible' samples tokens, not individuals; seed it with torch.manual_seed"
+            )
         if way not in LOOPED:
             if model.writes_numbers:
-                raise ValueError(f"{way.value} cannot carry numbers; generate with num_beams=1 and no assistant")
+                raise ValueError(
+                    f"{way.value} cannot carry numbers; generate with num_beams=1 and no assistant"
+                )
             return None
         return Decision(mode, do_sample=asked.do_sample, level=interval_level, ovr=normalisation == "ovr")
     if way not in LOOPED:
         raise ValueError(
-            f"{way.value} ranks whole texts by softmax probabilities, which inference_mode={mode!r} does not have; "
+            f"{way.value} ranks texts by softmax probabilities, which inference_mode={mode!r} does not have; "
             "use inference_mode='compatible'"
         )
     do_sample = mode == "causal" or bool(asked.do_sample)
@@ -96,22 +109,27 @@ def _batch_size(inputs: Tensor | None, kwargs: dict[str, Any]) -> int:
 
 
 def _individuals(given: Individuals | None, rows: int, do_sample: bool) -> list[Individual]:
-    """One individual per row: those given, or new ones by torch's generator, so that torch.manual_seed repeats them."""
+    """One individual per row: those given, or new ones by torch's generator, so that torch.manual_seed
+    repeats them.
+    """
     if not do_sample:
         if given is not None:
-            raise ValueError("individual is given, but nothing is sampled; pass do_sample=True or inference_mode='causal'")
+            raise ValueError(
+                "individual is given, but nothing is sampled; pass do_sample=True or inference_mode='causal'"
+            )
         return []
     if given is None:
         return [Individual(seed) for seed in torch.randint(SEEDS // 2 - 1, (rows,)).tolist()]
-    alone = isinstance(given, Individual | int)
-    people = [given] * rows if alone else list(given)  # type: ignore[arg-type]
+    people = [given] * rows if isinstance(given, Individual | int) else list(given)
     if len(people) != rows:
         raise ValueError(f"{len(people)} individuals for {rows} rows; give one for all, or one per row")
     made = {seed: Individual(seed) for seed in people if not isinstance(seed, Individual)}
     return [person if isinstance(person, Individual) else made[person] for person in people]
 
 
-def _with_suppression(model: CausalQwen2ForCausalLM, given: LogitsProcessorList | None) -> LogitsProcessorList:
+def _with_suppression(
+    model: CausalQwen2ForCausalLM, given: LogitsProcessorList | None
+) -> LogitsProcessorList:
     """The processors, and one that forbids the rows behind <NUM>, which no token uses."""
     config = model.config
     first = config.vocab_size if config.num_token_id is None else config.num_token_id + 1

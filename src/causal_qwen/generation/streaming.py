@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import TextStreamer
 
+from causal_qwen.numbers import format_number
+
 if TYPE_CHECKING:
     from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
@@ -22,14 +24,14 @@ class NumberStreamer(TextStreamer):
         **decode_kwargs: For the tokenizer, such as ``skip_special_tokens``.
     """
 
-    def __init__(self, processor: CausalQwen2Processor, skip_prompt: bool = False, **decode_kwargs: Any) -> None:
+    def __init__(
+        self, processor: CausalQwen2Processor, skip_prompt: bool = False, **decode_kwargs: Any
+    ) -> None:
         super().__init__(processor.tokenizer, skip_prompt=skip_prompt, **decode_kwargs)
         self.processor = processor
 
     def put_numbers(self, tokens: Tensor, values: Tensor, lower: Tensor, upper: Tensor) -> None:
         """Take one token of one row with the number that it would be."""
-        from causal_qwen.numbers import format_number
-
         if tokens.item() != self.processor.num_token_id:
             self.put(tokens)
             return

@@ -1,8 +1,8 @@
 """The One-vs-Rest sum over blocks of the vocabulary, its gradients in the same pass.
 
 One-vs-Rest has no normaliser: each token's term is final as soon as its score is. So one walk over W yields
-loss and gradients together, block by block, and no (N, V) tensor ever exists. All that a score depends on is a
-column of two matrix products,
+loss and gradients together, block by block, and no (N, V) tensor ever exists. All that a score depends on is
+a column of two matrix products,
 
     loc_S = X Rᵀ,    X = [loc_U, loc_U0, 1],             R = [W, 1, offset]
     scale_S = Y Aᵀ,  Y = [scale_U, scale_U0, mean_scale], A = [|W|, 1, balance]
@@ -97,7 +97,13 @@ def choose_blocks(
     elements = CPU_BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_BLOCK_ELEMENTS
     tokens = min(num_tokens, elements // ROWS_FOR_MANY_TOKENS)
     rows = block_size or max(elements // max(tokens, width, 1) // ROW_MULTIPLE, 1) * ROW_MULTIPLE
-    return max(tokens, 1), max(min(rows, vocab_size), 1)
+    return _even(num_tokens, tokens), _even(vocab_size, rows)
+
+
+def _even(total: int, step: int) -> int:
+    """The step, at most the given one, that cuts ``total`` into as few parts, as equal as they can be."""
+    parts = -(-total // max(step, 1))
+    return max(-(-total // max(parts, 1)), 1)
 
 
 class _OvrSum(torch.autograd.Function):
@@ -153,7 +159,8 @@ def _walk(
     # Without a gradient of W only the last two columns of dR and dA have a use.
     first_column = 0 if wanted["weight"] else rank
     by_row = wanted["weight"] or wanted["offset"] or wanted["balance"]
-    G_flat, H_flat, loss_flat = torch.zeros(3, token_step * row_step, dtype=dtype, device=device)
+    # Tensors of their own for each shape of block (at most four): the compiler would guard what views are views of.
+    buffers: dict[tuple[int, int], list[Tensor]] = {}
     labels = labels.to(torch.int32)
 
     for first in range(0, vocab_size if num_tokens else 0, row_step):
@@ -165,11 +172,13 @@ def _walk(
         for start in range(0, num_tokens, token_step):
             tokens = slice(start, min(start + token_step, num_tokens))
             x, y = X[tokens], Y[tokens]  # (n, D + 2)
-            shape = (len(x), len(R))
-            G, H, loss = (flat[: shape[0] * shape[1]].view(shape) for flat in (G_flat, H_flat, loss_flat))
+            shape = len(x), len(R)
+            if shape not in buffers:
+                buffers[shape] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(3)]
+            G, H, loss = buffers[shape]
             torch.mm(x, R.T, out=G)  # loc_S
             torch.mm(y, A.T, out=H)  # scale_S
-            tail_block_(G, H, loss, labels[tokens] - first, importance[block])
+            tail_block_(G, H, loss, labels[tokens] - first, importance[block].clone())
             if wanted["X"]:
                 grads["X"][tokens].addmm_(G, R)
             if wanted["Y"]:
@@ -185,4 +194,7 @@ def _walk(
             grads["offset"][block] = dR[:, -1]
         if wanted["balance"]:
             grads["balance"][block] = dA[:, -1]
-    return loss_flat.sum(dtype=torch.float64).to(dtype), grads
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for _, _, loss in buffers.values():
+        total += loss.sum(dtype=torch.float64)
+    return total.to(dtype), grads
