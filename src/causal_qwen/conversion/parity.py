@@ -9,8 +9,8 @@ from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion.calibration import windows
-from causal_qwen.conversion.convert import added_parameters
 from causal_qwen.conversion.sources import Base
+from causal_qwen.conversion.transfer import added_parameters
 from causal_qwen.heads import exact
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 

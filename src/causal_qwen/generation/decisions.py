@@ -127,9 +127,7 @@ class Decision:
             )
             moved = move(noise_gain=self.noise_gain)
             scores, logits = self._standing(model, moved, U.loc, U0, input_ids, processors)
-            Y = model.action.numbers(
-                model.action.exogenous(U, **move)
-            )  # κ belongs to words; numbers move by their law
+            Y = model.action.numbers(move())  # κ belongs to words; numbers move by their own law
             return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
         noise = self.temperature * (U.scale + exact(magnitude(model.action.b_noise))) * epsilon  # (B, D)
         scores, logits = self._acting(model, U.loc + self.noise_gain * noise, U.loc, input_ids, processors)

@@ -24,6 +24,9 @@ class NumberStreamer(TextStreamer):
         **decode_kwargs: For the tokenizer, such as ``skip_special_tokens``.
     """
 
+    token_cache: list[int]
+    print_len: int
+
     def __init__(
         self, processor: CausalQwen2Processor, skip_prompt: bool = False, **decode_kwargs: Any
     ) -> None:

@@ -159,7 +159,7 @@ def _walk(
     # Without a gradient of W only the last two columns of dR and dA have a use.
     first_column = 0 if wanted["weight"] else rank
     by_row = wanted["weight"] or wanted["offset"] or wanted["balance"]
-    # Tensors of their own for each shape of block (at most four): the compiler would guard what views are views of.
+    # Tensors of their own for each shape of block, at most four: views would have their bases compiled in.
     buffers: dict[tuple[int, int], list[Tensor]] = {}
     labels = labels.to(torch.int32)
 
