@@ -143,6 +143,7 @@ def _uniform(seed: int, stream: int, position: int, size: int) -> Tensor:
     The raw 64-bit words are used, whose order numpy guarantees across versions and platforms; 24 bits of each
     make a float32 in the middle of its cell, so that neither 0 nor 1 occurs.
     """
-    words = np.random.Philox(key=[seed, stream], counter=[0, position, 0, 0]).random_raw(size)
+    key, counter = np.array([seed, stream], np.uint64), np.array([0, position, 0, 0], np.uint64)
+    words = np.random.Philox(key=key, counter=counter).random_raw(size)
     cells = (words >> np.uint64(40)).astype(np.float64)
     return torch.from_numpy(((cells + 0.5) * 2.0**-24).astype(np.float32))

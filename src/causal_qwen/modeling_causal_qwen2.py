@@ -155,6 +155,7 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         numeric_values: Tensor | None = None,
         output_logits: bool | None = None,
         output_scores: bool = False,
+        hide_num_token: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutput:
         """Infer U for each position, and from it the token scores and the number.
@@ -171,6 +172,7 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             numeric_values: (B, T) value at each <NUM>, ignored elsewhere.
             output_logits: Whether to compute ``logits``; by default unless training with labels.
             output_scores: Whether to return loc_S and scale_S, (B, K, V) each.
+            hide_num_token: Whether ``logits`` leave out a <NUM> row that conversion added, to be the base's.
             **kwargs: Passed to the backbone, except what the loss reads: ``labels_values``, (B, T) values
                 that belong to ``labels`` (``numeric_values`` by default), ``shift_labels`` and
                 ``shift_labels_values`` (already shifted), ``num_items_in_batch`` and ``num_numbers_in_batch``
@@ -219,12 +221,16 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
 
         if output_logits is None:
             output_logits = not (has_labels and self.training)
+        logits = self.token_logits(U.loc) if output_logits else None
+        if hide_num_token and logits is not None and self.config.num_token_id == logits.shape[-1] - 1:
+            # Not only can it not be chosen: it must not take part in the random draws of a sampler either.
+            logits = logits[..., :-1]
         S = self.action.scores(U_noisy, U0, self.lm_head.weight) if output_scores else None
         return CausalLMOutput(
             loss=loss,
             cls_loss=cls_loss,
             reg_loss=reg_loss,
-            logits=self.token_logits(U.loc) if output_logits else None,
+            logits=logits,
             loc_U=U.loc,
             scale_U=U.scale,
             loc_U0=U0.loc,

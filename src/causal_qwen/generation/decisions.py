@@ -163,10 +163,6 @@ class Decision:
             logits = S.log_sf(exact(model.action.threshold))  # softmax of log P_k is P_k/ΣP
         else:
             logits = logits[:, -1].to(dtype=torch.float32, copy=True)  # (B, V)
-        if model.config.num_token_id == logits.shape[-1] - 1 and not model.writes_numbers:
-            logits = logits[
-                :, :-1
-            ]  # an added row that cannot be chosen must not take part in the draws either
         scores = processors(input_ids, logits)
         if not self.do_sample:
             return scores, scores.argmax(-1), logits

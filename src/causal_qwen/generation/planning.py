@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.generation.configuration_utils import GenerationMode
 
 from causal_qwen.generation.decisions import Decision, InferenceMode
@@ -52,9 +58,9 @@ def plan(
         normalisation: As given to generate().
         suppress_unused: As given to generate().
     """
-    asked = model._prepare_generation_config(generation_config, **kwargs)[0]
+    configured = model.generation_config if generation_config is None else generation_config
     found = {
-        name: _first(settings[name], getattr(asked, name, None), getattr(model.config, name))
+        name: _first(settings[name], getattr(configured, name, None), getattr(model.config, name))
         for name in SETTINGS
     }
     mode = found.pop("inference_mode")
@@ -67,6 +73,9 @@ def plan(
             "normalisation='ovr' is a distribution to sample from; "
             f"it needs inference_mode='compatible', not {mode!r}"
         )
+    if mode == "causal":
+        kwargs["do_sample"] = True
+    asked = model._prepare_generation_config(generation_config, **kwargs)[0]
     if suppress_unused:
         kwargs["logits_processor"] = _with_suppression(model, kwargs.get("logits_processor"))
 
@@ -76,19 +85,22 @@ def plan(
             raise ValueError(
                 "inference_mode='compatible' samples tokens, not individuals; seed it with torch.manual_seed"
             )
+        kwargs["hide_num_token"] = not model.writes_numbers
         if way not in LOOPED:
             if model.writes_numbers:
                 raise ValueError(
                     f"{way.value} cannot carry numbers; generate with num_beams=1 and no assistant"
                 )
             return None
+        _move_stop_strings(asked, kwargs)
         return Decision(mode, do_sample=asked.do_sample, level=interval_level, ovr=normalisation == "ovr")
     if way not in LOOPED:
         raise ValueError(
             f"{way.value} ranks texts by softmax probabilities, which inference_mode={mode!r} does not have; "
             "use inference_mode='compatible'"
         )
-    do_sample = mode == "causal" or bool(asked.do_sample)
+    _move_stop_strings(asked, kwargs)
+    do_sample = bool(asked.do_sample)
     temperature = 1.0 if asked.temperature is None else float(asked.temperature)
     # Temperature scales noise here; transformers would divide logits by it.
     kwargs |= {"do_sample": do_sample, "temperature": 1.0}
@@ -99,6 +111,18 @@ def plan(
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
+
+
+def _move_stop_strings(asked: GenerationConfig, kwargs: dict[str, Any]) -> None:
+    """Make stop strings a stopping criterion: transformers would look for a tokenizer that it has dropped."""
+    if asked.stop_strings is None:
+        return
+    tokenizer = kwargs.pop("tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("stop_strings are text; pass tokenizer= as well")
+    criterion = StopStringCriteria(tokenizer, asked.stop_strings)
+    kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+    kwargs["stop_strings"] = None
 
 
 def _batch_size(inputs: Tensor | None, kwargs: dict[str, Any]) -> int:
