@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from causal_qwen.cli import convert, demo, info, numbers, parity
+from causal_qwen.cli import chat, convert, demo, generate, info, numbers, parity
 from causal_qwen.cli.console import fail
 
 __all__ = ["app", "main"]
@@ -25,6 +25,8 @@ app = typer.Typer(
 app.command("convert")(convert.command)
 app.command("info")(info.command)
 app.command("parity")(parity.command)
+app.command("generate")(generate.command)
+app.command("chat")(chat.command)
 app.command("numbers")(numbers.command)
 app.command("demo")(demo.command)
 

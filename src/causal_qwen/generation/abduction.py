@@ -384,7 +384,13 @@ class _Number:
     target: float  # (g(v) − w·loc_U − b_Y)/(T·|β_Y|)
 
     def noise(self, epsilon: Array) -> float:
+        """ε_Y that goes with ε (D,)."""
         return self.target - float(self.row @ epsilon)
+
+    def interval(self, coordinate: int, noise: float, bound: float) -> tuple[float, float]:
+        """The moves t of one coordinate of ε that keep |ε_Y| = |noise − row_j·t| within the bound."""
+        slope = self.row[coordinate]
+        return interval(np.array([slope, -slope]), np.array([bound - noise, bound + noise]).clip(min=1e-12))
 
 
 @dataclass
@@ -664,6 +670,8 @@ def _evidence(
     for index, token in enumerate(tokens):
         if token != model.config.num_token_id:
             continue
+        if not model.writes_numbers:
+            continue  # <NUM> cannot win: refused for that, by its geometry
         if read_out == 0:
             raise AbductionError(
                 f"{names[index]} is the number {values[index]!r}, and this model's numbers have no read-out noise "

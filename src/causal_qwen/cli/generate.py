@@ -1,0 +1,114 @@
+"""causal-qwen generate MODEL PROMPT."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from causal_qwen.cli.console import note, print_json
+from causal_qwen.cli.convert import Dtype
+from causal_qwen.cli.models import MODEL_HELP, load
+
+
+class Mode(StrEnum):
+    """Who decides."""
+
+    standard = "standard"
+    causal = "causal"
+    compatible = "compatible"
+
+
+def command(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    mode: Annotated[
+        Mode | None, typer.Option(help="Mode of inference; the model's own if not given.")
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample (always, in causal mode).")] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add at most.", min=1)] = 64,
+    temperature: Annotated[
+        float, typer.Option(help="Scales the noise; in compatible mode, divides logits.")
+    ] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Allow only the k best tokens; 0 allows all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Allow only the nucleus of this probability.")] = None,
+    persistence: Annotated[
+        float | None, typer.Option(help="Share of noise kept from token to token.")
+    ] = None,
+    density_floor: Annotated[float | None, typer.Option(help="Truncation of the noise.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Who speaks; drawn and printed if not given.")] = None,
+    individual: Annotated[
+        Path | None, typer.Option(help="File of a saved individual, instead of a seed.", dir_okay=False)
+    ] = None,
+    level: Annotated[float, typer.Option(help="Probability of the interval of each number.")] = 0.9,
+    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of streaming.")] = False,
+) -> None:
+    """Continue a text, deciding by causes."""
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    loaded, processor = load(model, device=device, dtype=dtype.value)
+    import torch
+
+    from causal_qwen.generation import NumberStreamer
+    from causal_qwen.individual import Individual
+
+    chosen = mode.value if mode else loaded.config.inference_mode
+    options: dict[str, Any] = {
+        "inference_mode": chosen,
+        "do_sample": sample or chosen == "causal",
+        "max_new_tokens": max_new_tokens,
+        "interval_level": level,
+    }
+    if options["do_sample"]:
+        person = (
+            Individual.load(individual)
+            if individual
+            else Individual.random()
+            if seed is None
+            else Individual(seed)
+        )
+        options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if chosen == "compatible":
+            torch.manual_seed(person.seed % 2**63)
+        else:
+            options |= {"individual": person, "persistence": persistence, "density_floor": density_floor}
+        note(f"seed {person.seed}")
+    inputs = processor(prompt, return_tensors="pt").to(loaded.device)
+    streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
+    given = {name: value for name, value in options.items() if value is not None}
+    outputs = loaded.generate(**inputs, **given, streamer=streamer, return_dict_in_generate=True)
+    if not as_json:
+        return
+    ids, values = outputs.sequences[0], outputs.numeric_values
+    new = slice(inputs["input_ids"].shape[1], None)
+    print_json(
+        {
+            "prompt": prompt,
+            "text": processor.decode(
+                ids[new].cpu(), None if values is None else values[0, new].cpu(), skip_special_tokens=True
+            ),
+            "mode": chosen,
+            "seed": person.seed if options["do_sample"] else None,
+            "numbers": number_rows(outputs, processor.num_token_id, inputs["input_ids"].shape[1]),
+        }
+    )
+
+
+def number_rows(outputs: Any, num_token_id: int, start: int) -> list[dict[str, float]]:
+    """The generated numbers of the first row, with their intervals."""
+    if outputs.numeric_values is None:
+        return []
+    positions = (outputs.sequences[0, start:] == num_token_id).nonzero().flatten().tolist()
+    columns = {
+        "value": outputs.numeric_values,
+        "lower": outputs.numeric_lower,
+        "upper": outputs.numeric_upper,
+    }
+    return [
+        {"position": position, **{name: rows[0, start + position].item() for name, rows in columns.items()}}
+        for position in positions
+    ]
