@@ -56,7 +56,8 @@ def causal(model, prompts, individual, **options):
     )
 
 
-# --- compatible, and standard on day one ----------------------------------------------------------------------------
+# --- compatible, and standard on day one
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,8 @@ def test_ovr_normalisation_draws_from_the_one_vs_rest_probabilities(speaker, ids
     torch.testing.assert_close(outputs.scores[0][0].softmax(-1), prob / prob.sum(), rtol=1e-4, atol=1e-7)
 
 
-# --- laws -----------------------------------------------------------------------------------------------------------
+# --- laws
+# -----------------------------------------------------------------------------------------------------------
 
 
 def decide(model, ids, seeds, **settings):
@@ -198,7 +200,8 @@ def test_temperature_is_inert_without_sampling_and_zero_is_noise_free(model, spe
     assert torch.equal(cold[1], greedy)
 
 
-# --- individuals ----------------------------------------------------------------------------------------------------
+# --- individuals
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,7 +240,8 @@ def test_seeds_come_from_torch_when_nobody_is_named(speaker, prompts):
     assert len(several.individuals) == len(several.sequences) == 15
 
 
-# --- processors, stopping, outputs ----------------------------------------------------------------------------------
+# --- processors, stopping, outputs
+# ----------------------------------------------------------------------------------
 
 
 class Forbid(LogitsProcessor):
@@ -305,7 +309,9 @@ def test_dict_output_has_scores_numbers_and_who(speaker, prompts):
 
 
 def test_numbers_are_fed_back(speaker, ids):
-    """A step-by-step replay with forward() alone, where each value is read by the next step, decides the same."""
+    """A step-by-step replay with forward() alone, where each value is read by the next step, decides the
+    same.
+    """
     outputs = speaker.generate(ids[:1], max_new_tokens=NEW, do_sample=False, return_dict_in_generate=True)
     sequence, values = outputs.sequences, outputs.numeric_values
     assert (sequence[:, 12:] == 258).any()
@@ -325,7 +331,8 @@ def test_values_in_the_prompt_are_read(speaker):
     assert not torch.equal(texts[0][:, -NEW:], texts[1][:, -NEW:])
 
 
-# --- streaming and refusals -----------------------------------------------------------------------------------------
+# --- streaming and refusals
+# -----------------------------------------------------------------------------------------
 
 
 class Collect(NumberStreamer):

@@ -1,8 +1,9 @@
 """Abduction from observed text: whose noise would have made the model say this?
 
-At position i a causal decision is argmax_k W_k·(loc_U + T·κ·s⊙ε_i) + b_k with s = scale_U + |b_noise|. The ε_i for which the
-observed token wins form a polyhedron. `abduct` projects the origin onto it, walks through it under the Cauchy prior, and
-accepts a path only after generate() has replayed it. This module knows decisions and text, not interventions.
+At position i a causal decision is argmax_k W_k·(loc_U + T·κ·s⊙ε_i) + b_k with s = scale_U + |b_noise|. The
+ε_i for which the observed token wins form a polyhedron. `abduct` projects the origin onto it, walks through
+it under the Cauchy prior, and accepts a path only after generate() has replayed it. This module knows
+decisions and text, not interventions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 Array = npt.NDArray[np.float64]
 Prompt = str | Sequence[Mapping[str, Any]]
 
-# The observed token wins by this share of the largest logit: far above what a cache or another batch size changes.
+# The observed token wins by this share of the largest logit: far above what a cache changes by rounding.
 MARGIN = 1e-3
 # A text whose replay fails is abducted again with a margin this much larger, and at most so often.
 MARGIN_GROWTH, ATTEMPTS = 4.0, 5
@@ -75,7 +76,8 @@ class TokenDiagnostics:
     Args:
         token: The token's id.
         text: The token as text.
-        nearest: Root mean square of the smallest noise that makes it win: 0 where the noise-free cause says it.
+        nearest: Root mean square of the smallest noise that makes it win: 0 where the noise-free cause says
+            it.
         margin: By how much its score must exceed every other.
         freedom: Mean share of the prior mass of one coordinate of ε that keeps the token: 1 reveals nothing.
         rival: The token that was closest to winning instead, at the smallest noise.
@@ -91,18 +93,20 @@ class TokenDiagnostics:
 
 @dataclass(frozen=True)
 class Abduction:
-    """Individuals who say the observed continuation, drawn from {ε : the observed tokens win} under the Cauchy prior.
+    """Individuals who say the observed text: paths ε under the Cauchy prior, given that its tokens win.
 
     Args:
-        individuals: One per draw, each with an explicit ``path`` (n, D + 1); generate() has replayed every one.
+        individuals: One per draw, each with an explicit ``path`` (n, D + 1); generate() has replayed every
+            one.
         tokens: The n observed ids.
         values: The number at each <NUM> among them, 0 elsewhere.
         settings: temperature, noise_gain and density_floor that a replay needs.
         diagnostics: One per token.
-        acceptance: Share of accepted moves. Coordinates of words are drawn from their conditional law, where nothing is
-            ever rejected; at a number the move must also suit the number's own noise.
+        acceptance: Share of accepted moves. Coordinates of words are drawn from their conditional law, where
+            nothing is ever rejected; at a number the move must also suit the number's own noise.
         replayed: Share of paths whose first replay gave the observed text; the others were drawn again.
-        effective_draws: draws·(1 − r)/(1 + r), r the lag-one correlation of atan(ε) pooled over all coordinates.
+        effective_draws: draws·(1 − r)/(1 + r), r the lag-one correlation of atan(ε) pooled over all
+            coordinates.
         seconds_per_token: Per draw, with start and replay.
     """
 
@@ -133,20 +137,20 @@ def abduct(
     margin: float = MARGIN,
     values: Sequence[float] | Tensor | None = None,
 ) -> Abduction:
-    """ε_1, …, ε_n ~ truncated Cauchy, given argmax_k W_k·(loc_U + T·κ·s⊙ε_i) + b_k = y_i for every observed token y_i.
+    """ε_i ~ truncated Cauchy, given argmax_k W_k·(loc_U + T·κ·s⊙ε_i) + b_k = y_i for each observed y_i.
 
-    One teacher-forced pass infers loc_U and s at every position. The start is the ε of smallest norm for which y_i wins;
-    from there coordinates are redrawn one by one from their conditional law, a Cauchy truncated to an interval. At a number,
-    ε_Y follows from ε: w·u₁ + b_Y + T·β_Y·ε_Y = g(value).
+    One teacher-forced pass infers loc_U and s at every position. The start is the ε of smallest norm for
+    which y_i wins; from there coordinates are redrawn one by one from their conditional law, a Cauchy
+    truncated to an interval. At a number, ε_Y follows from ε: w·u₁ + b_Y + T·β_Y·ε_Y = g(value).
 
-    The prior is independent per position, the law of an individual with persistence 0. Only ``causal`` decisions
-    without logits processors (top_k, repetition penalty, …) are inverted, so replay without them, and with the result's
-    ``settings``; `counterfactual` does both.
+    The prior is independent per position, the law of an individual with persistence 0. Only ``causal``
+    decisions without logits processors (top_k, repetition penalty, …) are inverted, so replay without them,
+    and with the result's ``settings``; `counterfactual` does both.
 
     Args:
         model: Who would have said it.
-        processor: Reads prompt and continuation; a number in the continuation is a value where the processor's
-            ``numbers`` is "value".
+        processor: Reads prompt and continuation; a number in the continuation is a value where the
+            processor's ``numbers`` is "value".
         prompt: Text or chat messages.
         continuation: The observed text (begin it with its space), or its token ids.
         draws: How many individuals; they are successive states of one walk.
@@ -205,7 +209,8 @@ def abduct(
     else:
         raise AbductionError(
             f"{draws - len(individuals)} of {draws} paths do not replay even with a margin of "
-            f"{margin * MARGIN_GROWTH ** (ATTEMPTS - 1):.2g}: the model's arithmetic is too coarse; try dtype float32"
+            f"{margin * MARGIN_GROWTH ** (ATTEMPTS - 1):.2g}: the model's arithmetic is too coarse; "
+            "try float32"
         )
     first = statistics[0]
     diagnostics = [
@@ -233,7 +238,7 @@ def abduct(
 
 
 def encode_prompt(processor: CausalQwen2Processor, prompt: Prompt, device: torch.device) -> dict[str, Tensor]:
-    """input_ids, attention_mask and numeric_values, (1, T) each, of a text or a chat that waits for its answer.
+    """input_ids, attention_mask and numeric_values, (1, T) each, of a text, or a chat awaiting its answer.
 
     Raises:
         ValueError: If the prompt has no token.
@@ -250,7 +255,7 @@ def encode_prompt(processor: CausalQwen2Processor, prompt: Prompt, device: torch
 
 
 def unprocessed(model: CausalQwen2ForCausalLM) -> dict[str, Any]:
-    """Options of generate() under which no logits processor runs, whatever the model's generation config asks for."""
+    """Options of generate() under which no logits processor runs, whatever the generation config asks for."""
     asked = {name: getattr(model.generation_config, name, None) for name in NEUTRAL}
     return {"do_sample": True, "top_k": 0} | {
         name: NEUTRAL[name] for name, value in asked.items() if value not in (None, NEUTRAL[name])
@@ -258,10 +263,12 @@ def unprocessed(model: CausalQwen2ForCausalLM) -> dict[str, Any]:
 
 
 class Projection:
-    """argmin ‖ε‖² subject to n·ε ≥ h for every constraint and |ε_j| ≤ bound: Goldfarb and Idnani's dual active-set method.
+    """argmin ‖ε‖² subject to n·ε ≥ h for every constraint, and |ε_j| ≤ bound.
 
-    Constraints may come in rounds. Each round starts from the last optimum, and no step is wasted: the multipliers stay
-    valid. It ends after finitely many steps, at the optimum or with the proof that there is none.
+    By the dual active-set method of Goldfarb and Idnani (1983).
+    Constraints may come in rounds. Each round starts from the last optimum, and no step is wasted: the
+    multipliers stay valid. It ends after finitely many steps, at the optimum or with the proof that there is
+    none.
 
     Args:
         size: D.
@@ -308,7 +315,7 @@ class Projection:
         return None
 
     def _enforce(self, row: Array, floor: float) -> bool:
-        """Move to where row·ε = floor, giving up active constraints that no longer push; False if none can yield."""
+        """Move to where row·ε = floor, dropping active constraints that no longer push; False if none can."""
         multiplier = 0.0
         while True:
             pull = (
@@ -343,7 +350,8 @@ def interval(slopes: Array, gaps: Array) -> tuple[float, float]:
 
     Args:
         slopes: (m,).
-        gaps: (m,) > 0. Then −gap/slope is largest (smallest) where slope/gap is, so two extremes of one quotient do.
+        gaps: (m,) > 0. Then −gap/slope is largest (smallest) where slope/gap is, so two extremes of one
+            quotient do.
     """
     if len(gaps) == 0:
         return -math.inf, math.inf
@@ -421,7 +429,7 @@ class _Evidence:
     def walk(
         self, draws: int, sweeps: int, generator: np.random.Generator, *, margin: float, floor: float
     ) -> _Walk:
-        """Start at the smallest noise, then ``sweeps`` rounds of conditional draws before each of the paths."""
+        """Start at the smallest noise, then ``sweeps`` rounds of conditional draws before each path."""
         size, dimension = self.loc.shape
         bound = truncation_bound(floor) * INSIDE
         self._moves = self._accepted = 0
@@ -446,8 +454,6 @@ class _Evidence:
         for index, number in self.numbers.items():
             own[:, index] = [number.noise(path[index]) for path in epsilons]
         paths = np.concatenate([epsilons, own[..., None]], axis=-1).astype(np.float32)
-        within = np.float32(truncation_bound(floor) * INSIDE)
-        paths = paths if within == np.inf else paths.clip(-within, within)
         return _Walk(
             list(paths),
             nearest,
@@ -523,8 +529,8 @@ class _Evidence:
             rows = np.stack([number.row, -number.row])
             if not projection.add(rows, np.array([number.target - bound, -number.target - bound])):
                 raise AbductionError(
-                    f"{self.names[index]}: the value needs noise beyond the truncation; density_floor=0 or a larger "
-                    "temperature would reach it"
+                    f"{self.names[index]} cannot be reached: its value needs noise beyond the truncation; "
+                    "density_floor=0 or a larger temperature would reach it"
                 )
         return projection
 
@@ -539,24 +545,24 @@ class _Evidence:
                 if lowest[0].item() >= -margin / 4:
                     needed = float(np.abs(free.point).max())
                     raise AbductionError(
-                        f"{self.names[index]} cannot be reached: it needs noise up to |ε| = {needed:.1f}, and the "
-                        f"truncation ends at {bound:.2f}; density_floor=0 reaches it, and so does temperature="
-                        f"{self.temperature * needed / bound * 1.01:.2g}"
+                        f"{self.names[index]} cannot be reached: it needs noise up to |ε| = {needed:.1f}, and "
+                        f"the truncation ends at {bound:.2f}; density_floor=0 reaches it, and so does "
+                        f"temperature={math.ceil(101 * self.temperature * needed / bound) / 100}"
                     )
                 if not free.add(*self._constraints(index, worst[lowest < 0], margin)):
                     break
         raise AbductionError(
-            f"{self.names[index]} cannot be reached: its score is never the largest, whatever the cause, because its "
-            "row of W lies among the other tokens' rows (as <NUM> does before training)"
+            f"{self.names[index]} cannot be reached: its score is never the largest, whatever the cause, "
+            "because its row of W lies among the other tokens' rows (as <NUM> does before training)"
         )
 
     def _sweep(
         self, rows: slice, epsilon: Array, gaps: Tensor, bound: float, generator: np.random.Generator
     ) -> Array:
-        """Redraw every coordinate of every position once, in place; the mean prior mass of the intervals, (n,).
+        """Redraw every coordinate of every position once, in place; the mean share of prior mass kept, (n,).
 
-        Columns of W are read in contiguous blocks, in random order. Within a block only the tokens that its moves could
-        possibly lift above the winner matter: usually a few hundred of V.
+        Columns of W are read in contiguous blocks, in random order. Within a block only the tokens that its
+        moves could possibly lift above the winner matter: usually a few hundred of V.
         """
         size, dimension = epsilon.shape
         freedom = np.zeros(size)
@@ -569,10 +575,10 @@ class _Evidence:
             before = epsilon[:, columns].copy()
             own = part[self.tokens[rows]]  # (n, b)
             candidates = self._candidates(gaps, part, own, gain, before, bound)
-            slack = gain.double().cpu().numpy()
+            gains = gain.double().cpu().numpy()
             for index in range(size):
                 chosen = candidates[index]
-                slopes = (own[index] - part[chosen]).double().cpu().numpy() * slack[index]  # (m, b)
+                slopes = (own[index] - part[chosen]).double().cpu().numpy() * gains[index]  # (m, b)
                 gap = gaps[index, chosen].double().cpu().numpy().clip(min=1e-12)  # (m,)
                 freedom[index] += self._move(
                     epsilon[index],
@@ -591,7 +597,7 @@ class _Evidence:
     def _candidates(
         self, gaps: Tensor, part: Tensor, own: Tensor, gain: Tensor, before: Array, bound: float
     ) -> list[Tensor]:
-        """Per position, the tokens whose gap the moves of one block could close: gap ≤ Σ_j gain_j·|W_y − W_k|_j·range_j."""
+        """The tokens whose gap one block could close: gap < Σ_j gain_j·(|W_y| + |W_k|)_j·(|ε_j| + bound)."""
         if bound == math.inf:
             return [torch.isfinite(row).nonzero().squeeze(1) for row in gaps]
         span = gain * (torch.from_numpy(np.abs(before)).to(gain) + bound)  # (n, b)
@@ -608,7 +614,17 @@ class _Evidence:
         number: _Number | None,
         generator: np.random.Generator,
     ) -> float:
-        """Redraw the coordinates from ``first`` on, one per column of ``slopes`` (m, b), in place; the sum of prior masses."""
+        """Redraw the coordinates from ``first`` on, in place; the sum of the shares of prior mass kept.
+
+        Args:
+            epsilon: (D,).
+            first: Coordinate of the first column.
+            slopes: (m, b) by how much each gap grows with each coordinate.
+            gap: (m,) > 0, of the candidates; changed in place.
+            bound: Largest |ε_j|.
+            number: What the number at this position asks for, if there is one.
+            generator: Of the draws.
+        """
         mass = 0.0
         count = slopes.shape[1]
         uniforms = generator.random((count, 2)).tolist()
@@ -674,8 +690,8 @@ def _evidence(
             continue  # <NUM> cannot win: refused for that, by its geometry
         if read_out == 0:
             raise AbductionError(
-                f"{names[index]} is the number {values[index]!r}, and this model's numbers have no read-out noise "
-                "(β_Y = 0) that could account for an exact value"
+                f"{names[index]} is the number {values[index]!r}, and this model's numbers have no read-out "
+                "noise (β_Y = 0) that could account for an exact value"
             )
         target = model.value_space.encode(torch.tensor(values[index], dtype=torch.float64)).item()
         w = model.action.number.weight[0].double()  # (D,)
@@ -717,8 +733,8 @@ def _observed(
     early = [index for index, token in enumerate(tokens[:-1]) if token in ends]
     if early:
         raise AbductionError(
-            f"token {early[0]} of the continuation ends the text, yet {len(tokens) - 1 - early[0]} more follow; "
-            "generation stops there"
+            f"token {early[0]} of the continuation ends the text, where generation stops, yet "
+            f"{len(tokens) - 1 - early[0]} more follow"
         )
     return tokens, numbers
 
@@ -737,15 +753,9 @@ def _replays(
     settings: Mapping[str, float],
 ) -> bool:
     """Whether generate(), step by step, says the observed text."""
+    options: dict[str, Any] = {**inputs, **unprocessed(model), **settings, "max_new_tokens": len(tokens)}
     output = model.generate(
-        **inputs,
-        **unprocessed(model),
-        **settings,
-        inference_mode="causal",
-        individual=person,
-        max_new_tokens=len(tokens),
-        min_new_tokens=0,
-        return_dict_in_generate=True,
+        **options, inference_mode="causal", individual=person, return_dict_in_generate=True
     )
     start = inputs["input_ids"].shape[1]
     if output.sequences[0, start:].tolist() != tokens:
@@ -772,10 +782,10 @@ def _path(person: Individual) -> npt.NDArray[np.float32]:
 
 
 def _effective(paths: npt.NDArray[np.float32]) -> float:
-    """draws·(1 − r)/(1 + r) for paths (draws, n, D + 1), r the lag-one correlation of the angles around 0, pooled.
+    """draws·(1 − r)/(1 + r) for paths (draws, n, D + 1), r the pooled lag-one correlation of their angles.
 
-    Angles, because the noise itself has no variance; around 0, the prior's median, so that what the text fixes counts
-    as correlation and the figure errs on the low side.
+    Angles, because the noise itself has no variance; around 0, the prior's median, so that what the text
+    fixes counts as correlation and the figure errs on the low side.
     """
     draws = len(paths)
     if draws == 1:
