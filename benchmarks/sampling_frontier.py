@@ -125,8 +125,8 @@ def measure(base: Any, model: Any, options: dict[str, Any], repeats: int, tokens
         junk += (logprob < -11.5).double().mean(-1).tolist()
         distinct += [float(len(set(row))) for row in ids[:, start:].tolist()]
     return {
-        "nats": mean(nats), "nats_ci": interval(nats), "distinct": mean(distinct), "distinct_ci": interval(distinct),
-        "junk": mean(junk),
+        "nats": mean(nats), "nats_ci": interval(nats), "distinct": mean(distinct),
+        "distinct_ci": interval(distinct), "junk": mean(junk),
     }  # fmt: skip
 
 

@@ -96,6 +96,47 @@ def test_numbers_shows_what_is_read():
     assert "no numbers" in invoke("numbers", "none").stdout
 
 
+@pytest.mark.parametrize("mode", ["standard", "causal", "compatible"])
+def test_generate_prints_text_and_who_said_it(converted, mode):
+    arguments = ["generate", converted, "Hello", "--mode", mode, "--sample", "--max-new-tokens", "5"]
+    first = json.loads(invoke(*arguments, "--json").stdout)
+    assert first["mode"] == mode
+    again = json.loads(invoke(*arguments, "--json", "--seed", first["seed"]).stdout)
+    assert again == first
+    streamed = invoke(*arguments, "--seed", first["seed"])
+    assert streamed.exit_code == 0
+    assert first["text"].strip() in streamed.stdout
+
+
+def test_generate_takes_a_saved_individual(converted, tmp_path):
+    from causal_qwen import Individual
+
+    Individual(5).save(tmp_path / "five.json")
+    arguments = ["generate", converted, "Hello", "--mode", "causal", "--max-new-tokens", "5", "--json"]
+    by_file = json.loads(invoke(*arguments, "--individual", tmp_path / "five.json").stdout)
+    assert by_file == json.loads(invoke(*arguments, "--seed", 5).stdout)
+
+
+def test_chat_keeps_a_conversation(converted, tmp_path):
+    import shutil
+
+    model = tmp_path / "chatty"
+    shutil.copytree(converted, model)
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    lines = "hi\n/mode standard\nagain\n/individual 7\n/mode causal\nonce more\n/reset\n/nonsense\n/quit\n"
+    result = CliRunner().invoke(
+        app, ["chat", str(model), "--max-new-tokens", "3", "--seed", "3"], input=lines
+    )
+    assert result.exit_code == 0, result.output
+    assert "seed 3" in result.stderr
+    assert "seed 7" in result.stderr
+    assert "a new conversation" in result.stderr
+    refused = invoke("chat", converted)
+    assert "no chat template" in str(refused.exception)
+
+
 def test_version():
     from causal_qwen import __version__
 

@@ -5,7 +5,6 @@ import math
 import pytest
 import scipy.stats
 import torch
-from conftest import tiny_base, tiny_causal, tiny_tokenizer
 from transformers import GenerationConfig, LogitsProcessor, TextStreamer
 
 from causal_qwen import CausalGenerateOutput, CausalQwen2Processor, Individual, NumberStreamer, convert
@@ -13,6 +12,7 @@ from causal_qwen.cauchy import Cauchy, truncation_bound
 from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.generation import Decision
+from conftest import tiny_base, tiny_causal, tiny_tokenizer
 
 NEW = 20
 
@@ -294,8 +294,8 @@ def test_unused_rows_can_be_suppressed(ids):
 
 def test_dict_output_has_scores_numbers_and_who(speaker, prompts):
     outputs = causal(
-        speaker, prompts, [1, 2, 3, 4, 5], return_dict_in_generate=True, output_scores=True, output_logits=True,
-        output_hidden_states=True,
+        speaker, prompts, [1, 2, 3, 4, 5], return_dict_in_generate=True, output_scores=True,
+        output_logits=True, output_hidden_states=True,
     )  # fmt: skip
     assert isinstance(outputs, CausalGenerateOutput)
     assert len(outputs.scores) == len(outputs.logits) == len(outputs.hidden_states) == NEW
@@ -387,3 +387,28 @@ def test_settings_may_come_from_the_generation_config(model, prompts):
     )
     chosen = model.generate(**prompts, generation_config=config, individual=4)
     assert torch.equal(chosen, causal(model, prompts, Individual(4, 1.0)))
+
+
+# --- one decision at a time
+# -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["standard", "causal", "compatible"])
+def test_steps_decide_as_generate_does(speaker, prompts, mode):
+    options = {"individual": 6} if mode == "causal" else {}
+    ids = prompts["input_ids"][-1:]
+    stepped = speaker.generate_step_by_step(ids, NEW, mode, **options)
+    tokens = [step.choice.tokens.item() for step in stepped]
+    top_k = {"top_k": 0} if mode == "causal" else {"do_sample": False}
+    generated = speaker.generate(
+        ids, inference_mode=mode, max_new_tokens=NEW, eos_token_id=9999, **options, **top_k
+    )
+    assert tokens == generated[0, -NEW:].tolist()
+
+
+def test_inference_shows_the_laws_behind_a_token(speaker, prompts):
+    inference = speaker.inference(prompts["input_ids"], "standard")
+    outputs = speaker(prompts["input_ids"])
+    torch.testing.assert_close(inference.U.loc, outputs.loc_U[:, -1])
+    torch.testing.assert_close(inference.Y.scale, outputs.scale_Y[:, -1])
+    assert inference.choice.tokens.shape == (5,)

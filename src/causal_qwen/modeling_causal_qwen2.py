@@ -5,7 +5,7 @@ difference. It does not know how a model is converted or calibrated.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-from causal_qwen.generation import decode
+from causal_qwen.generation import Inference, InferenceEngine, decode
 from causal_qwen.generation.planning import Individuals, plan
 from causal_qwen.heads import NUM_BIAS, AbductionNetwork, ActionNetwork, NumericEmbedding, exact
 from causal_qwen.losses import IGNORE_INDEX, number_gate, number_loss, ovr_loss
@@ -451,6 +451,16 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             loop = {"streamer": kwargs.get("streamer"), "synced_gpus": bool(kwargs.get("synced_gpus"))}
             kwargs["custom_generate"] = functools.partial(decode, decision=decision, **loop)
         return super().generate(inputs, generation_config, **kwargs)
+
+    def inference(self, input_ids: Tensor, mode: str | None = None, **options) -> Inference:
+        """The laws and the decision for the token after ``input_ids``; options as for `InferenceEngine`."""
+        return InferenceEngine(self, mode, **options).infer(input_ids)
+
+    def generate_step_by_step(
+        self, input_ids: Tensor, max_new_tokens: int = 20, mode: str | None = None, **options
+    ) -> Iterator[Inference]:
+        """Token after token, each with its laws; options as for `InferenceEngine`."""
+        return InferenceEngine(self, mode, **options).steps(input_ids, max_new_tokens)
 
     def prepare_inputs_for_generation(self, input_ids, *args, numeric_values=None, **kwargs):
         """As Qwen2's, with the values of the tokens that are fed; tokens beyond the given values have

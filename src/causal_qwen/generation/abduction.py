@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -463,16 +463,16 @@ class _Evidence:
             self._accepted / max(self._moves, 1) if self._moves else 1.0,
         )
 
-    def _scores(self, rows: slice, epsilon: Array) -> Tensor:
+    def _scores(self, rows: slice | list[int], epsilon: Array) -> Tensor:
         """W (loc_U + gain⊙ε) + b, (n, V), without a float32 copy of W."""
         u = self.loc[rows] + self.gain[rows] * torch.from_numpy(epsilon).to(self.loc)  # (n, D)
         products = [F.linear(u, exact(block)) for block in self.weight.split(BLOCK_ROWS)]
         return torch.cat(products, dim=-1).add_(self.bias)
 
-    def _gaps(self, rows: slice, epsilon: Array, margins: Array) -> Tensor:
+    def _gaps(self, rows: slice | list[int], epsilon: Array, margins: Array) -> Tensor:
         """Score of the observed token − score of k − margin, (n, V); ∞ for itself."""
         scores = self._scores(rows, epsilon)
-        winner = self.tokens[rows, None]
+        winner = self.tokens[rows].unsqueeze(1)
         gaps = scores.gather(1, winner) - scores - torch.from_numpy(margins).to(scores)[:, None]
         return gaps.scatter_(1, winner, math.inf)
 
@@ -482,37 +482,33 @@ class _Evidence:
         Rivals enter as they are found to win: each round scores all tokens at the optimum of the last one.
         """
         size, dimension = self.loc[rows].shape
-        epsilon = np.zeros((size, dimension))
-        base = self._scores(rows, epsilon).abs().amax(-1).double().cpu().numpy() * margin  # (n,)
-        share = np.zeros(size, dtype=np.int64)
-        margins = base * MARGIN_SHARES[0]
+        largest = self._scores(rows, np.zeros((size, dimension))).abs().amax(-1)  # (n,)
+        margins = margin * largest.double().cpu().numpy()
+        shares = np.zeros(size, dtype=np.int64)
         projections = [self._projection(rows.start + index, bound) for index in range(size)]
-        for index, projection in enumerate(projections):
-            epsilon[index] = projection.point
-        pending = list(range(size))
         rivals = np.zeros(size, dtype=np.int64)
+        pending = list(range(size))
         while pending:
-            gaps = self._gaps(rows, epsilon, margins)
+            epsilon = np.stack([projections[index].point for index in pending])
+            gaps = self._gaps([rows.start + index for index in pending], epsilon, margins[pending])
+            lowest, worst = gaps.topk(min(RIVALS, gaps.shape[1]), largest=False)  # (p, RIVALS)
             still = []
-            for index in pending:
-                lowest, worst = gaps[index].topk(min(RIVALS, gaps.shape[1]), largest=False)
-                rivals[index] = int(worst[0])
-                if lowest[0].item() >= -margins[index] / 4:
+            for row, index in enumerate(pending):
+                rivals[index] = int(worst[row, 0])
+                if lowest[row, 0].item() >= -margins[index] / 4:
                     continue
                 still.append(index)
-                losing = worst[lowest < 0]
-                rows_of, floors = self._constraints(rows.start + index, losing, margins[index])
-                if projections[index].add(rows_of, floors):
-                    epsilon[index] = projections[index].point
+                losing = worst[row][lowest[row] < 0]
+                constraints = self._constraints(rows.start + index, losing, margins[index])
+                if projections[index].add(*constraints) and (projections[index].point != epsilon[row]).any():
                     continue
-                share[index] += 1
-                if share[index] == len(MARGIN_SHARES):
-                    self._refuse(rows.start + index, bound, base[index])
-                margins[index] = base[index] * MARGIN_SHARES[share[index]]
+                shares[index] += 1
+                if shares[index] == len(MARGIN_SHARES):
+                    self._refuse(rows.start + index, margin, bound)
+                margins[index] *= MARGIN_SHARES[shares[index]] / MARGIN_SHARES[shares[index] - 1]
                 projections[index] = self._projection(rows.start + index, bound)
-                epsilon[index] = projections[index].point
             pending = still
-        return epsilon, margins, rivals
+        return np.stack([projection.point for projection in projections]), margins, rivals
 
     def _constraints(self, index: int, rivals: Tensor, margin: float) -> tuple[Array, Array]:
         """gain⊙(W_y − W_k)·ε ≥ logit_k − logit_y + margin for the rivals k: rows (m, D) and floors (m,)."""
@@ -534,26 +530,19 @@ class _Evidence:
                 )
         return projection
 
-    def _refuse(self, index: int, bound: float, margin: float) -> None:
+    def _refuse(self, index: int, margin: float, bound: float) -> NoReturn:
         """Say why no ε within the bound lets the observed token win: too far, or never an argmax at all."""
-        if bound < math.inf:
-            row = slice(index, index + 1)
-            free = Projection(self.loc.shape[1], math.inf)
-            while True:
-                gaps = self._gaps(row, free.point[None], np.array([margin]))
-                lowest, worst = gaps[0].topk(min(RIVALS, gaps.shape[1]), largest=False)
-                if lowest[0].item() >= -margin / 4:
-                    needed = float(np.abs(free.point).max())
-                    raise AbductionError(
-                        f"{self.names[index]} cannot be reached: it needs noise up to |ε| = {needed:.1f}, and "
-                        f"the truncation ends at {bound:.2f}; density_floor=0 reaches it, and so does "
-                        f"temperature={math.ceil(101 * self.temperature * needed / bound) / 100}"
-                    )
-                if not free.add(*self._constraints(index, worst[lowest < 0], margin)):
-                    break
+        if bound == math.inf:
+            raise AbductionError(
+                f"{self.names[index]} cannot be reached: its score is never the largest, whatever the cause, "
+                "because its row of W lies among the other tokens' rows (as <NUM> does before training)"
+            )
+        nearest, _, _ = self._start(slice(index, index + 1), margin, math.inf)  # or refused for good
+        needed = float(np.abs(nearest).max())
+        enough = math.ceil(101 * self.temperature * needed / bound) / 100
         raise AbductionError(
-            f"{self.names[index]} cannot be reached: its score is never the largest, whatever the cause, "
-            "because its row of W lies among the other tokens' rows (as <NUM> does before training)"
+            f"{self.names[index]} cannot be reached: it needs noise up to |ε| = {needed:.1f}, and the "
+            f"truncation ends at {bound:.2f}; density_floor=0 reaches it, and so does temperature={enough}"
         )
 
     def _sweep(
@@ -565,7 +554,7 @@ class _Evidence:
         moves could possibly lift above the winner matter: usually a few hundred of V.
         """
         size, dimension = epsilon.shape
-        freedom = np.zeros(size)
+        freedom: Array = np.zeros(size)
         offset = int(generator.integers(BLOCK_COLUMNS))
         edges = [0, *range(offset or BLOCK_COLUMNS, dimension, BLOCK_COLUMNS), dimension]
         for block in generator.permutation(len(edges) - 1):
@@ -592,7 +581,8 @@ class _Evidence:
             shift = gain * torch.from_numpy(epsilon[:, columns] - before).to(gain)  # (n, b)
             gaps.addmm_(shift, part.T, alpha=-1.0)
             gaps += (shift * own).sum(-1, keepdim=True)
-        return freedom / dimension
+        freedom /= dimension
+        return freedom
 
     def _candidates(
         self, gaps: Tensor, part: Tensor, own: Tensor, gain: Tensor, before: Array, bound: float
