@@ -1,4 +1,4 @@
-"""Every Python block of README and the how-to guides runs, top to bottom, and every relative link leads somewhere."""
+"""Every Python block of README and the guides runs, top to bottom; every relative link leads somewhere."""
 
 import re
 from pathlib import Path
