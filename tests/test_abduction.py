@@ -193,12 +193,14 @@ def test_a_token_that_no_cause_chooses_is_refused(converted):
 def test_a_token_beyond_the_truncation_is_refused_with_what_would_reach_it(converted):
     """The temperature that the message names is tried, and reaches it."""
     model, processor = converted.model, converted.processor
-    with pytest.raises(AbductionError, match=r"token 0 .*\(id 33\).*truncation ends at 9\.95") as caught:
-        abduct(model, processor, "hello", [33], temperature=0.01)
+    (greedy,) = say(converted, "hello", 0, 1, temperature=0.0)
+    other = [(greedy + 100) % 256]
+    with pytest.raises(AbductionError, match=r"token 0 .*truncation ends at 9\.95") as caught:
+        abduct(model, processor, "hello", other, temperature=0.01)
     assert "density_floor=0" in str(caught.value)
     temperature = float(str(caught.value).rsplit("temperature=", 1)[1])
-    assert abduct(model, processor, "hello", [33], temperature=temperature, sweeps=0).tokens == [33]
-    assert abduct(model, processor, "hello", [33], temperature=0.01, density_floor=0.0).tokens == [33]
+    assert abduct(model, processor, "hello", other, temperature=temperature, sweeps=0).tokens == other
+    assert abduct(model, processor, "hello", other, temperature=0.01, density_floor=0.0).tokens == other
 
 
 @pytest.mark.parametrize(
@@ -296,49 +298,51 @@ def test_the_conditional_draw_is_a_truncated_cauchy():
 TOY_WEIGHT = torch.tensor([[1.0, 0.2, -0.3], [-0.5, 0.8, 0.1], [0.3, -0.9, 0.6], [0.9, 0.4, -0.8]])
 
 
-def toy(numbers):
-    """Token 0 of 4 wins in a three-dimensional cause; it would lose without noise."""
+def toy(number=None, *, size=1):
+    """Token 0 of 4 wins at each position, in a three-dimensional cause; it would lose without noise."""
     return _Evidence(
         TOY_WEIGHT,
         torch.tensor([0.0, 0.3, 0.1, 0.2]),
-        torch.tensor([[-0.2, 0.1, 0.0]]),
-        torch.tensor([[0.7, 0.5, 1.1]]),
-        torch.tensor([0]),
-        numbers,
-        ["token 0"],
+        torch.tensor([[-0.2, 0.1, 0.0]]).repeat(size, 1),
+        torch.tensor([[0.7, 0.5, 1.1]]).repeat(size, 1),
+        torch.zeros(size, dtype=torch.long),
+        {} if number is None else dict.fromkeys(range(size), number),
+        ["token 0"] * size,
         1.0,
     )
 
 
 @pytest.mark.parametrize("number", [None, _Number(np.array([0.6, -1.0, 0.3]), 1.5)])
 def test_the_walk_has_the_law_of_the_prior_given_the_token(number):
-    """Against rejection: prior draws where token 0 wins, at a number kept with probability 1/(1 + ε_Y²)."""
-    evidence = toy({} if number is None else {0: number})
+    """Against rejection: prior draws where token 0 wins, at a number kept with probability 1/(1 + ε_Y²).
+
+    Positions are independent, so that one draw of many positions is many draws.
+    """
+    evidence = toy(number, size=1000)
     draw = np.random.default_rng(1)
-    walk = evidence.walk(3000, 6, draw, margin=1e-6, floor=0.05)
+    walk = evidence.walk(1, 8, draw, margin=1e-6, floor=0.05)
     bound = truncation_bound(0.05)
     prior = np.tan(math.atan(bound) * draw.uniform(-1, 1, size=(60_000, 3)))
-    causes = evidence.loc.numpy() + evidence.gain.numpy() * prior
+    causes = evidence.loc[0].numpy() + evidence.gain[0].numpy() * prior
     kept = (causes @ TOY_WEIGHT.numpy().T + evidence.bias.numpy()).argmax(-1) == 0
     if number is not None:
         noise = number.target - prior @ number.row
         kept &= (np.abs(noise) <= bound) & (draw.uniform(size=len(noise)) < 1 / (1 + noise**2))
-    paths = np.stack(walk.paths)[:, 0]  # (draws, 4)
-    assert np.abs(paths).max() <= bound
-    thinned = paths[::2]  # successive states are not quite independent
+    (path,) = walk.paths  # (1000, 4)
+    assert np.abs(path).max() <= bound
     for coordinate in range(3):
-        assert ks_2samp(thinned[:, coordinate], prior[kept, coordinate]).pvalue > 1e-3
-    assert ks_2samp(thinned[:, :3] @ [1.0, -1.0, 0.5], prior[kept] @ [1.0, -1.0, 0.5]).pvalue > 1e-3
+        assert ks_2samp(path[:, coordinate], prior[kept, coordinate]).pvalue > 1e-3
+    assert ks_2samp(path[:, :3] @ [1.0, -1.0, 0.5], prior[kept] @ [1.0, -1.0, 0.5]).pvalue > 1e-3
     if number is None:
         assert walk.acceptance == 1.0
     else:
         assert 0.3 < walk.acceptance < 1.0
-        np.testing.assert_allclose(paths[:, 3], number.target - paths[:, :3] @ number.row, atol=1e-4)
+        np.testing.assert_allclose(path[:, 3], number.target - path[:, :3] @ number.row, atol=1e-4)
 
 
 def test_the_start_of_the_walk_is_the_smallest_noise():
     """Against SLSQP on the toy; the margin of 1e-6 is below the tolerance."""
-    evidence = toy({})
+    evidence = toy()
     walk = evidence.walk(1, 0, np.random.default_rng(0), margin=1e-6, floor=0.01)
     weight, bias = TOY_WEIGHT.double().numpy(), evidence.bias.double().numpy()
     loc, gain = evidence.loc.double().numpy()[0], evidence.gain.double().numpy()[0]

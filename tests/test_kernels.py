@@ -76,7 +76,7 @@ def test_tail_block_is_finite_at_the_ends_of_float32(form, distance, scale):
 
 @pytest.mark.slow
 def test_compiled_tail_block_equals_the_plain_one():
-    kernel = CompiledKernel(tail._fast_tail, tail._plain_tail)
+    kernel = CompiledKernel(tail._fast_tail, tail._plain_tail, dynamic=True)
     for rows, columns in [(37, 129), (64, 256)]:
         loc, scale, labels = tail_inputs(rows, columns)
         importance = torch.linspace(0.5, 3, columns)
@@ -121,7 +121,7 @@ def test_a_broken_compiler_is_reported_once_and_replaced(caplog, monkeypatch):
         raise RuntimeError("no C++ compiler found\nsearched in vain")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
-    kernel = CompiledKernel(lambda x: x * 2, lambda x: x + x)
+    kernel = CompiledKernel(lambda x: x * 2, lambda x: x + x, dynamic=True)
     with caplog.at_level(logging.WARNING):
         assert [kernel(i) for i in (1, 2, 3)] == [2, 4, 6]
     assert kernel.failed
@@ -137,13 +137,13 @@ def test_the_environment_switches_compilation_off(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert not compilation_enabled()
     monkeypatch.setattr(torch, "compile", pytest.fail)
-    assert CompiledKernel(pytest.fail, lambda x: x + 1)(1) == 2
+    assert CompiledKernel(pytest.fail, lambda x: x + 1, dynamic=True)(1) == 2
 
 
 def test_threads_share_one_compilation(monkeypatch):
     built = []
     monkeypatch.setattr(torch, "compile", lambda fast, **_: built.append(fast) or fast)
-    kernel = CompiledKernel(lambda x: x * 2, pytest.fail)
+    kernel = CompiledKernel(lambda x: x * 2, pytest.fail, dynamic=True)
     results = []
     threads = [threading.Thread(target=lambda i=i: results.append(kernel(i))) for i in range(8)]
     for thread in threads:
@@ -199,11 +199,23 @@ def test_token_scores_are_the_linear_law(monkeypatch, leading, dtype):
     assert (bare_scale <= scale).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [203, 204, 205, 4])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_pass_over_rows_is_the_linear_law(dtype, vocab, count):
+    weight = torch.randn(vocab, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    loc_U, scale_U = causes(count)
+    loc, scale = decision._pass_over_rows(loc_U, scale_U, weight)
+    W = weight.double()
+    torch.testing.assert_close(loc.double(), loc_U.double() @ W.T, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_compiled_pass_agrees_and_pads(monkeypatch, dtype):
     monkeypatch.setattr(decision, "SMALLEST_COMPILED", 1)
-    kernel = CompiledKernel(decision._pass_over_rows, pytest.fail)
+    kernel = CompiledKernel(decision._pass_over_rows, pytest.fail, dynamic=False)
     monkeypatch.setattr(decision, "_one_pass", kernel)
     weight = torch.randn(203, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
     weight.requires_grad_()

@@ -454,3 +454,15 @@ def test_predict_number_reads_the_last_position_under_any_padding(ids, side):
         / torch.pi
     )
     torch.testing.assert_close(alone.prob_num[0], prob)
+
+
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+def test_a_row_of_zeros_does_not_poison_the_gradients(ids, impl):
+    """Padding rows are often zero; without balance their score has scale 0."""
+    model = tiny_causal(loss_impl=impl).train()
+    with torch.no_grad():
+        model.lm_head.weight[250:] = 0
+        for parameter in (model.action.balance, model.abduction.common_scale, model.action.threshold):
+            parameter.zero_()
+    model(ids.clamp(max=249), labels=ids).loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

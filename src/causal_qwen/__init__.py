@@ -18,6 +18,8 @@ _HOMES = {
     "causal_qwen.configuration_causal_qwen2": ("CausalQwen2Config",),
     "causal_qwen.conversion": ("convert",),
     "causal_qwen.generation": ("CausalGenerateOutput", "InferenceEngine", "NumberStreamer"),
+    "causal_qwen.generation.abduction": ("Abduction", "AbductionError", "abduct"),
+    "causal_qwen.generation.counterfactual": ("Counterfactual", "counterfactual"),
     "causal_qwen.individual": ("Individual",),
     "causal_qwen.modeling_causal_qwen2": ("CausalLMOutput", "CausalQwen2ForCausalLM", "NumberPrediction"),
     "causal_qwen.numbers": ("Number", "format_number", "scan"),
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
     from causal_qwen.conversion import convert
     from causal_qwen.generation import CausalGenerateOutput, InferenceEngine, NumberStreamer
+    from causal_qwen.generation.abduction import Abduction, AbductionError, abduct
+    from causal_qwen.generation.counterfactual import Counterfactual, counterfactual
     from causal_qwen.individual import Individual
     from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM, NumberPrediction
     from causal_qwen.numbers import Number, format_number, scan

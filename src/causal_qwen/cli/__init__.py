@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from causal_qwen.cli import chat, convert, demo, generate, info, numbers, parity
+from causal_qwen.cli import chat, convert, counterfactual, demo, generate, info, numbers, parity
 from causal_qwen.cli.console import fail
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ app.command("info")(info.command)
 app.command("parity")(parity.command)
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
+app.command("counterfactual")(counterfactual.command)
 app.command("numbers")(numbers.command)
 app.command("demo")(demo.command)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from causal_qwen.cli.console import note, print_json, quiet_libraries
+from causal_qwen.cli.console import note, print_json
+from causal_qwen.cli.convert import Dtype
+from causal_qwen.cli.models import MODEL_HELP, load
 
 if TYPE_CHECKING:
     from causal_qwen.generation.counterfactual import Branch, Counterfactual
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A converted directory, or any source that `convert` takes.")],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     prompt: Annotated[str, typer.Argument(help="The factual prompt.")],
     do: Annotated[
         list[str] | None, typer.Option("--do", help="A prompt instead of the factual one; may be repeated.")
@@ -38,27 +39,19 @@ def command(
     persistence: Annotated[
         float | None, typer.Option(help="How much of the noise stays the same from token to token, 0 to 1.")
     ] = None,
+    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print factual, interventions, control and individual as JSON.")
     ] = False,
 ) -> None:
     """Ask one individual several prompts: what would the same one have said?"""
     number = secrets.randbits(31) if seed is None else seed
-    note(f"loading {model} …")
-    quiet_libraries()
-    from causal_qwen.conversion import convert
+    causal, processor = load(model, device=device, dtype=dtype.value)
     from causal_qwen.generation.abduction import abduct
     from causal_qwen.generation.counterfactual import counterfactual
     from causal_qwen.individual import Individual
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
-    from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-    if (Path(model) / "conversion.json").is_file():
-        causal = CausalQwen2ForCausalLM.from_pretrained(model, dtype="auto").eval()
-        processor = CausalQwen2Processor.from_pretrained(model)
-    else:
-        conversion = convert(model)
-        causal, processor = conversion.model, conversion.processor
     options: dict[str, Any] = {"temperature": temperature, "density_floor": density_floor}
     person: Any = Individual(number, persistence)
     if observed is not None:

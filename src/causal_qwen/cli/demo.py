@@ -58,7 +58,7 @@ def continuations(base: Any, conversion: Any, prompt: str, tokens: int) -> dict[
     plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     causal = {"inference_mode": "causal", "max_new_tokens": tokens}
     sampled = {"inference_mode": "compatible", "do_sample": True, "max_new_tokens": tokens}
-    runs = {
+    runs: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "base, greedy": (base, plain, {"do_sample": False, "max_new_tokens": tokens}),
         "standard": (conversion.model, inputs, {"do_sample": False, "max_new_tokens": tokens}),
         f"causal, individual {SEED}": (conversion.model, inputs, causal | {"individual": SEED}),

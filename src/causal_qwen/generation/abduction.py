@@ -104,7 +104,7 @@ class Abduction:
         diagnostics: One per token.
         acceptance: Share of accepted moves. Coordinates of words are drawn from their conditional law, where
             nothing is ever rejected; at a number the move must also suit the number's own noise.
-        replayed: Share of paths whose first replay gave the observed text; the others were drawn again.
+        replayed: Share of replays that gave the observed text; the paths of the others were drawn again.
         effective_draws: draws·(1 − r)/(1 + r), r the lag-one correlation of atan(ε) pooled over all
             coordinates.
         seconds_per_token: Per draw, with start and replay.
@@ -626,13 +626,8 @@ class _Evidence:
             low, high = interval(slopes[column], gap)
             low, high = max(old + low, -bound), min(old + high, bound)
             if number is not None and bound < math.inf:
-                left, right = interval(
-                    np.array([1.0, -1.0]) * number.row[first + column],
-                    np.array([bound + number_slack for number_slack in (-read_out, read_out)]).clip(
-                        min=1e-12
-                    ),
-                )
-                low, high = max(low, old - right), min(high, old - left)
+                left, right = number.interval(first + column, read_out, bound)
+                low, high = max(low, old + left), min(high, old + right)
             new, share = conditional_draw(low, high, uniforms[column][0])
             mass += share / total
             self._moves += 1

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Variants that one kernel may have: dtypes × counts that it writes out × layouts.
+# Variants that one kernel may have before it is given up: dtypes × shapes × layouts.
 VARIANTS = 32
 
 
@@ -36,13 +36,15 @@ class CompiledKernel(Generic[P, R]):
     """fast(*args) = plain(*args): the first compiled, where a compiler works; the second elsewhere.
 
     Args:
-        fast: What is compiled, on the first call, with every size dynamic.
+        fast: What is compiled, on the first call.
         plain: The same result without a compiler.
+        dynamic: Whether one variant serves all sizes; otherwise each shape of the inputs has its own.
     """
 
-    def __init__(self, fast: Callable[P, R], plain: Callable[P, R]) -> None:
+    def __init__(self, fast: Callable[P, R], plain: Callable[P, R], *, dynamic: bool) -> None:
         self.fast = fast
         self.plain = plain
+        self.dynamic = dynamic
         self.failed = False
         self._compiled: Callable[P, R] | None = None
         self._lock = threading.Lock()
@@ -70,7 +72,7 @@ class CompiledKernel(Generic[P, R]):
             if self._compiled is None:
                 self._compiled = torch.compile(  # type: ignore[call-overload]
                     self.fast,
-                    dynamic=True,
+                    dynamic=self.dynamic,
                     fullgraph=True,
                     recompile_limit=VARIANTS,
                     isolate_recompiles=True,

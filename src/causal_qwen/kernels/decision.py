@@ -18,6 +18,8 @@ __all__ = ["choose_token", "token_scores"]
 SMALLEST_COMPILED = 1 << 24
 # Positions that one pass carries; other counts are padded up to the next. Beyond, matrix products win.
 PASS_SIZES = (1, 2, 4, 8)
+# Parts of W that one position reads side by side, in 16 and in 32 bits.
+PARTS = (2, 4)
 # Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
 BLOCK_ROWS = 1024
 
@@ -118,12 +120,23 @@ def _block_products(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Ten
 
 
 def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`_products` as row sums, written out for every position so that one loop over W carries them all."""
-    rows = weight.to(torch.float32)  # (V, D), fused into the loop as everything here
-    absolute = rows.abs()
-    loc_S = [(rows * loc_U[i]).sum(-1) for i in range(loc_U.shape[0])]
-    scale_S = [(absolute * scale_U[i]).sum(-1) for i in range(loc_U.shape[0])]
-    return torch.stack(loc_S), torch.stack(scale_S)
+    """`_products` as row sums, written out for every position so that one loop over W carries them all.
+
+    The loop reads several parts of W side by side: one row after the other does not keep the memory busy.
+    """
+    count, vocab_size = loc_U.shape[0], weight.shape[0]
+    parts = max(PARTS[weight.itemsize == 4] // count, 1)
+    size = -(-vocab_size // parts)
+    loc_parts, scale_parts = [], []
+    for first in range(0, vocab_size, size):
+        start = min(first, vocab_size - size)  # parts of one length share the loop, so the last may overlap
+        rows = weight[start : start + size].to(
+            torch.float32
+        )  # (v, D), fused into the loop as everything here
+        own = slice(first - start, None)
+        loc_parts.append(torch.stack([(rows * loc_U[i]).sum(-1)[own] for i in range(count)]))
+        scale_parts.append(torch.stack([(rows.abs() * scale_U[i]).sum(-1)[own] for i in range(count)]))
+    return torch.cat(loc_parts, -1), torch.cat(scale_parts, -1)
 
 
-_one_pass = CompiledKernel(_pass_over_rows, _block_products)
+_one_pass = CompiledKernel(_pass_over_rows, _block_products, dynamic=False)

@@ -51,7 +51,8 @@ def _tail_formula(
     # Constants are written out: the compiler would read a module's float at every element.
     pi, half_pi, inverse_pi = 3.141592653589793, 1.5707963267948966, 0.3183098861837907
     is_label = torch.arange(loc.shape[1], dtype=torch.int32, device=loc.device) == labels[:, None]
-    d, s = torch.where(is_label, -loc, loc), scale  # (n, v)
+    smallest = torch.finfo(loc.dtype).tiny
+    d, s = torch.where(is_label, -loc, loc), scale.clamp(min=smallest)  # (n, v)
 
     # Everything relative to the larger of |d| and s, so that no square overflows.
     size = d.abs()
@@ -63,8 +64,9 @@ def _tail_formula(
     smaller_tail = torch.where(s > size, half_pi - angle, angle)  # atan2(s, |d|), at most π/2
     theta = torch.where(d > 0, smaller_tail, pi - smaller_tail)
     # An angle below the smallest normal number has no digits left; the arc tends to the scale there.
-    arc = torch.where(theta < torch.finfo(loc.dtype).tiny, s, largest * theta)
-    slope = importance / ((1 + ratio * ratio) * arc)
+    arc = torch.where(theta < smallest, s, largest * theta)
+    # A point mass (a row of zeros in W) has no slope, and must not poison the others.
+    slope = torch.where(scale < smallest, 0.0, importance / ((1 + ratio * ratio) * arc))
 
     loss.add_(minus_log(smaller_tail * inverse_pi, d > 0) * importance)
     slope_d = s_unit * slope
@@ -82,7 +84,8 @@ def _fast_tail(*block: Tensor) -> None:
 
 def _minus_log(share: Tensor, is_smaller: Tensor) -> Tensor:
     """−log P where P is the smaller tail, share in (0, ½], and −log(1 − share) where it is the larger one."""
-    return -torch.where(is_smaller, share.log(), torch.log1p(-share))
+    smallest = torch.finfo(share.dtype).tiny
+    return -torch.where(is_smaller, share.clamp(min=smallest).log(), torch.log1p(-share))
 
 
 def _fast_arctangent(ratio: Tensor) -> Tensor:
@@ -118,4 +121,4 @@ def _fast_minus_log(share: Tensor, is_smaller: Tensor) -> Tensor:
     return torch.where(is_smaller, -0.6931471805599453 * exponent - twice_artanh, twice_artanh)
 
 
-_tail = CompiledKernel(_fast_tail, _plain_tail)
+_tail = CompiledKernel(_fast_tail, _plain_tail, dynamic=True)
