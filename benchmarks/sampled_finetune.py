@@ -1,7 +1,7 @@
 """Does training on sampled negatives arrive where the exact loss arrives?
 
-Fine-tunes the converted embedded base twice on the same batches of the manual that ships with Python, once with
-the exact loss and once with sampled negatives, and measures the exact loss of both on held-out pages.
+Fine-tunes the converted embedded base twice on the same batches of the manual that ships with Python, once
+with the exact loss and once with sampled negatives, and measures the exact loss of both on held-out pages.
 
     python benchmarks/sampled_finetune.py                  # 300 steps: about 20 minutes on two cores
     python benchmarks/sampled_finetune.py --quick --json   # a few steps, to see that it runs
