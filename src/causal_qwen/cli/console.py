@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -46,8 +47,8 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
 
 def quiet_libraries() -> None:
     """No library chatter; progress bars only where a person is looking."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, which transformers does
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
