@@ -4,7 +4,7 @@ Scans ordinary and adversarial texts of growing size and prints, for each, the C
 largest size and the growth exponent: the slope of log time against log size, 1 is linear, 2 quadratic.
 
     python benchmarks/scan_numbers.py
-    python benchmarks/scan_numbers.py --sizes 1 2 --repeat 1 --json
+    python benchmarks/scan_numbers.py --quick --json
 """
 
 from __future__ import annotations
@@ -108,10 +108,13 @@ def main() -> None:
         "--sizes", type=float, nargs="+", default=[1, 2, 4, 8], metavar="MB", help="text sizes"
     )
     parser.add_argument("--repeat", type=int, default=3, help="the best of so many runs counts")
+    parser.add_argument("--quick", action="store_true", help="half and one megabyte, once")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    sizes = sorted(set(arguments.sizes))
-    if len(sizes) < 2 or sizes[0] <= 0 or arguments.repeat < 1:
+    if arguments.quick:
+        arguments.sizes, arguments.repeat = [0.5, 1], 1
+    sizes, repeat = sorted(set(arguments.sizes)), arguments.repeat
+    if len(sizes) < 2 or sizes[0] <= 0 or repeat < 1:
         parser.error("growth needs at least two different positive sizes and one run")
 
     if not arguments.json:
@@ -119,7 +122,7 @@ def main() -> None:
         print(f"{'text':<22}{head}{'MB/s':>10}{'growth':>8}{'numbers':>10}")
     cases = {}
     for name, make in texts().items():
-        runs = [best_time(make(round(size * 1e6)), arguments.repeat) for size in sizes]
+        runs = [best_time(make(round(size * 1e6)), repeat) for size in sizes]
         seconds, count = [run[0] for run in runs], runs[-1][1]
         speed, growth = sizes[-1] / seconds[-1], slope(sizes, seconds)
         cases[name] = {"seconds": seconds, "mb_per_second": speed, "growth": growth, "numbers": count}
@@ -127,7 +130,7 @@ def main() -> None:
             row = "".join(f"{f'{second:.4f} s':>10}" for second in seconds)
             print(f"{name:<22}{row}{speed:>10.1f}{growth:>8.2f}{count:>10}", flush=True)
     if arguments.json:
-        print(json.dumps({"sizes_mb": sizes, "repeat": arguments.repeat, "cases": cases}))
+        print(json.dumps({"sizes_mb": sizes, "repeat": repeat, "cases": cases}))
 
 
 if __name__ == "__main__":
