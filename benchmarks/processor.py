@@ -1,9 +1,9 @@
 """How much of the bare tokenizer's speed does the processor keep, and how many tokens do values save?
 
-Both encode the same texts with the same options, taking turns; the best turn of each counts. Texts are number-free prose
-and a table rendered as sentences, as a batch of documents (padded, as tensors) and as one long text (as lists). The
-tokenizers are Qwen2.5's and, where it is installed, the embedded base's. A ratio of 1 is the bare tokenizer's speed; the
-worst case is the result.
+Both encode the same texts with the same options and take turns; the best turn of each counts. The texts are
+number-free prose and a table rendered as sentences, each as a batch of lines and of documents (padded, as
+tensors) and as one long text (as lists). The tokenizers are Qwen2.5's and, where it is installed, the
+embedded base's. A ratio of 1 is the bare tokenizer's speed; the worst case is the result.
 
     python benchmarks/processor.py
     python benchmarks/processor.py --quick --json
@@ -12,6 +12,7 @@ worst case is the result.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -20,64 +21,74 @@ import runpy
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from causal_qwen import CausalQwen2Processor, scan
+from causal_qwen import CausalQwen2Processor
 from causal_qwen.conversion import ConversionError, bundled_text, load_base
 from causal_qwen.conversion.vocabulary import choose_num_token
 
 TARGETS = {"number_free_ratio": 0.5, "number_heavy_ratio": 0.3}
+TABLE = "number_heavy_ratio"
 QWEN_ROWS = 151_936
-CITIES = "Lyon Osaka Accra Porto Quito Turin Hanoi Basel".split()
+LINES_PER_DOCUMENT = 16
+CITIES = ("Lyon", "Osaka", "Accra", "Porto", "Quito", "Turin", "Hanoi", "Basel")
 ROW = (
-    "In {year} the plant in {city} made {units:,} units at ${price:.2f} each, used {energy:.1f} kWh at {cold:.1f} °C "
-    "and returned {share:.2f}% of them. "
+    "In {year} the plant in {city} made {units:,} units at ${price:.2f} each, used {energy:.1f} kWh "
+    "at {cold:.1f} °C and returned {share:.2f}% of them.\n"
 )
 
 
-def prose(size: int, draw: random.Random) -> list[str]:
-    """Documents of bundled sentences without a digit, up to a size in characters."""
-    lines = (bundled_text("calibration") + "\n" + bundled_text("heldout")).splitlines()
-    lines = [line for line in lines if line.strip() and not any(character.isdigit() for character in line)]
-    return grow(lambda: draw.choice(lines) + "\n", size)
+def prose(draw: random.Random) -> str:
+    """A line of the bundled texts without a digit."""
+    return draw.choice(_digitless_lines())
 
 
-def table(size: int, draw: random.Random) -> list[str]:
-    """Documents of table rows in words, seven numbers each, up to a size in characters."""
-
-    def row() -> str:
-        return ROW.format(
-            year=draw.randrange(1990, 2030),
-            city=draw.choice(CITIES),
-            units=draw.randrange(100, 10_000_000),
-            price=draw.uniform(1, 500),
-            energy=draw.lognormvariate(6, 2),
-            cold=draw.gauss(-5, 20),
-            share=draw.uniform(0, 30),
-        )
-
-    return grow(row, size)
+@functools.cache
+def _digitless_lines() -> list[str]:
+    lines = (bundled_text("calibration") + "\n" + bundled_text("heldout")).splitlines(keepends=True)
+    return [line for line in lines if line.strip() and not any(map(str.isdigit, line))]
 
 
-def grow(line: Callable[[], str], size: int, document: int = 2000) -> list[str]:
-    """Documents of about ``document`` characters each, ``size`` characters together."""
-    documents = []
-    for _ in range(max(1, size // document)):
-        text = ""
-        while len(text) < document:
-            text += line()
-        documents.append(text)
-    return documents
+def table(draw: random.Random) -> str:
+    """A row of a table, in words: six numbers."""
+    return ROW.format(
+        year=draw.randrange(1990, 2030),
+        city=draw.choice(CITIES),
+        units=draw.randrange(100, 10_000_000),
+        price=draw.uniform(1, 500),
+        energy=draw.lognormvariate(6, 2),
+        cold=draw.gauss(-5, 20),
+        share=draw.uniform(0, 30),
+    )
+
+
+def grow(line: Callable[[random.Random], str], size: int) -> list[str]:
+    """Lines of ``size`` characters together."""
+    draw = random.Random(0)
+    lines, length = [], 0
+    while length < size:
+        lines.append(line(draw))
+        length += len(lines[-1])
+    return lines
+
+
+def shapes(lines: list[str]) -> dict[str, tuple[str | list[str], dict[str, Any]]]:
+    """The same characters as (text, options) in three shapes."""
+    starts = range(0, len(lines), LINES_PER_DOCUMENT)
+    documents = ["".join(lines[start : start + LINES_PER_DOCUMENT]) for start in starts]
+    tensors = {"padding": True, "return_tensors": "pt"}
+    return {"lines": (lines, tensors), "documents": (documents, tensors), "one text": ("".join(lines), {})}
 
 
 def best_times(calls: list[Callable[[], object]], repeat: int) -> list[float]:
-    """The least wall-clock seconds of each call; they take turns, so that a busy machine slows all of them."""
-    best = [math.inf] * len(calls)
+    """The least seconds of each call; they take turns, so that a busy machine slows all of them."""
     for call in calls:  # the first call fills caches
         call()
     gc.collect()
     gc.freeze()  # else every collection would walk over the vocabularies
+    best = [math.inf] * len(calls)
     for _ in range(repeat):
         for index, call in enumerate(calls):
             gc.collect()
@@ -102,55 +113,42 @@ def tokenizers() -> dict[str, tuple[PreTrainedTokenizerBase, int]]:
 def main() -> None:
     """Parse the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=float, default=1.0, metavar="MB", help="characters per text, in millions")
-    parser.add_argument("--repeat", type=int, default=9, help="the best of so many turns counts")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the text, five turns")
+    parser.add_argument("--size", type=float, default=1.0, metavar="MB", help="million characters per text")
+    parser.add_argument("--repeat", type=int, default=7, help="the best of so many turns counts")
+    parser.add_argument("--quick", action="store_true", help="0.1 MB, three turns")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    size, repeat = (arguments.size / 10, 5) if arguments.quick else (arguments.size, arguments.repeat)
+    size, repeat = (0.1, 3) if arguments.quick else (arguments.size, arguments.repeat)
     if size <= 0 or repeat < 1:
         parser.error("there must be some text and at least one turn")
 
-    documents = {
-        "number_free_ratio": prose(round(size * 1e6), random.Random(0)),
-        "number_heavy_ratio": table(round(size * 1e6), random.Random(0)),
-    }
-    assert not any(scan(text) for text in documents["number_free_ratio"])
-    rows, token_ratios = [], {}
-    for name, (tokenizer, vocabulary) in tokenizers().items():
-        processor = CausalQwen2Processor(choose_num_token(tokenizer, vocabulary).tokenizer, numbers="value")
-        for key, texts in documents.items():
-            for shape, text, options in (
-                ("documents", texts, {"padding": True, "return_tensors": "pt"}),
-                ("one text", "".join(texts), {}),
-            ):
-                bare, ours = best_times(
-                    [
-                        lambda t=tokenizer, x=text, o=options: t(x, return_token_type_ids=False, verbose=False, **o),
-                        lambda p=processor, x=text, o=options: p(x, **o),
-                    ],
-                    repeat,
-                )
-                megabytes = sum(map(len, texts)) / 1e6
-                rows.append({"tokenizer": name, "text": key, "shape": shape, "ratio": bare / ours})
-                rows[-1] |= {"tokenizer_mb_per_second": megabytes / bare, "processor_mb_per_second": megabytes / ours}
-        lengths = {
-            mode: sum(map(len, processor(documents["number_heavy_ratio"], numbers=mode)["input_ids"]))
-            for mode in ("value", "text")
-        }
-        token_ratios[name] = lengths["value"] / lengths["text"]
+    texts = {key: grow(line, round(size * 1e6)) for key, line in zip(TARGETS, (prose, table), strict=True)}
+    cases, token_ratios = [], {}
+    for name, (tokenizer, rows) in tokenizers().items():
+        processor = CausalQwen2Processor(choose_num_token(tokenizer, rows).tokenizer, numbers="value")
+        bare = functools.partial(tokenizer, return_token_type_ids=False, verbose=False)
+        for key, lines in texts.items():
+            megabytes = sum(map(len, lines)) / 1e6
+            for shape, (text, options) in shapes(lines).items():
+                calls = [functools.partial(encode, text, **options) for encode in (bare, processor)]
+                seconds = best_times(calls, repeat)
+                case = {"tokenizer": name, "text": key, "shape": shape, "ratio": seconds[0] / seconds[1]}
+                cases.append(case | {"mb_per_second": [megabytes / second for second in seconds]})
+        lengths = [sum(map(len, processor(texts[TABLE], numbers=m)["input_ids"])) for m in ("value", "text")]
+        token_ratios[name] = lengths[0] / lengths[1]
 
-    result = {key: min(row["ratio"] for row in rows if row["text"] == key) for key in TARGETS}
-    result |= {"token_ratio": token_ratios["Qwen2.5"]}
+    result = {key: min(case["ratio"] for case in cases if case["text"] == key) for key in TARGETS}
     if arguments.json:
-        print(json.dumps(result | {"token_ratios": token_ratios, "targets": TARGETS, "cases": rows}))
+        result |= {"token_ratio": token_ratios["Qwen2.5"], "token_ratios": token_ratios}
+        print(json.dumps(result | {"targets": TARGETS, "cases": cases}))
         return
-    print(f"{'tokenizer':<11}{'text':<22}{'shape':<11}{'tokenizer':>14}{'processor':>14}{'ratio':>8}")
-    for row in rows:
-        speeds = "".join(f"{row[f'{who}_mb_per_second']:>9.2f} MB/s" for who in ("tokenizer", "processor"))
-        print(f"{row['tokenizer']:<11}{row['text']:<22}{row['shape']:<11}{speeds}{row['ratio']:>8.2f}")
+    print(f"{'vocabulary':<12}{'text':<20}{'shape':<11}{'tokenizer':>13}{'processor':>13}{'ratio':>7}")
+    for case in cases:
+        speeds = "".join(f"{speed:>8.2f} MB/s" for speed in case["mb_per_second"])
+        label = case["text"].removesuffix("_ratio").replace("_", "-")
+        print(f"{case['tokenizer']:<12}{label:<20}{case['shape']:<11}{speeds}{case['ratio']:>7.2f}")
     for name, ratio in token_ratios.items():
-        print(f"{name}: the table takes {ratio:.2f} of the tokens when its numbers are values")
+        print(f"{name}: with its numbers as values the table takes {ratio:.3f} of the tokens")
     for key, target in TARGETS.items():
         print(f"{key} {result[key]:.2f}, target {target}: {'met' if result[key] >= target else 'MISSED'}")
 

@@ -130,9 +130,7 @@ def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Ten
     loc_parts, scale_parts = [], []
     for first in range(0, vocab_size, size):
         start = min(first, vocab_size - size)  # parts of one length share the loop, so the last may overlap
-        rows = weight[start : start + size].to(
-            torch.float32
-        )  # (v, D), fused into the loop as everything here
+        rows = weight[start : start + size].to(torch.float32)  # (v, D): never stored, but part of the loop
         own = slice(first - start, None)
         loc_parts.append(torch.stack([(rows * loc_U[i]).sum(-1)[own] for i in range(count)]))
         scale_parts.append(torch.stack([(rows.abs() * scale_U[i]).sum(-1)[own] for i in range(count)]))
