@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.losses import ovr_loss
-from measure import in_child, interleaved, peak_beyond, progress, ratio, show
+from measure import available, in_child, interleaved, peak_beyond, progress, ratio, show
 
 SIZES = ((49_152, 576), (151_936, 896))  # (V, H) of the embedded base and of Qwen2.5-0.5B
 TOKENS = (256, 512, 1024, 2048, 4096)
@@ -34,6 +34,7 @@ VOCABULARIES = (12_288, 24_576, 49_152, 98_304)
 STEP_SHAPE = (4, 256)
 NEGATIVES = 4096
 QUICK_BUDGET = 165.0  # seconds; a second round starts only if it fits
+TENSORS_HELD = {"plain": 3, "reference": 12, "cut-cross-entropy": 3}  # (N, V) each, at the peak
 VARIANTS = ("plain", "reference", "fused", "sampled", "cut-cross-entropy", "liger")
 
 
@@ -110,6 +111,9 @@ def child(variant: str, *, step: bool = False, **size: int) -> dict[str, Any]:
     if step:
         run = training_steps((variant,))[variant]
         return peak_beyond(run)
+    needed = TENSORS_HELD.get(variant, 0) * 4 * size["vocab"] * size["tokens"]
+    if needed > 0.8 * available():
+        sys.exit(f"needs about {needed / 1e9:.0f} GB")
     for tokens in (250, 260):
         head(variant, vocab=4000, width=72, tokens=tokens)()
     return peak_beyond(head(variant, **size))
