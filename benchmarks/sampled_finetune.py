@@ -3,7 +3,7 @@
 Fine-tunes the converted embedded base twice on the same batches of the manual that ships with Python, once
 with the exact loss and once with sampled negatives, and measures the exact loss of both on held-out pages.
 
-    python benchmarks/sampled_finetune.py                  # 300 steps: about 20 minutes on two cores
+    python benchmarks/sampled_finetune.py                  # 200 steps: about 8 minutes on two cores
     python benchmarks/sampled_finetune.py --quick --json   # a few steps, to see that it runs
 """
 
@@ -29,12 +29,12 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a few short steps, without calibration")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rows", type=int, default=2, help="sequences per step")
-    parser.add_argument("--length", type=int, default=128, help="tokens per sequence")
+    parser.add_argument("--length", type=int, default=96, help="tokens per sequence")
     parser.add_argument("--negatives", type=int, default=4096)
-    parser.add_argument("--learning-rate", type=float, default=1e-5)
-    parser.add_argument("--every", type=int, default=25, help="steps between measurements")
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--every", type=int, default=40, help="steps between measurements")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.steps, arguments.rows, arguments.length, arguments.every = 4, 1, 32, 2

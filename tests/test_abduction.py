@@ -11,18 +11,10 @@ from scipy.stats import ks_2samp
 from causal_qwen import convert
 from causal_qwen.cauchy import truncation_bound
 from causal_qwen.conversion import Base, bundled_text
-from causal_qwen.generation.abduction import (
-    AbductionError,
-    Projection,
-    _Evidence,
-    _Number,
-    abduct,
-    conditional_draw,
-    encode_prompt,
-    interval,
-    unprocessed,
-)
+from causal_qwen.generation.abduction import AbductionError, abduct, encode_prompt, unprocessed
 from causal_qwen.generation.counterfactual import counterfactual
+from causal_qwen.generation.evidence import Evidence, NumberEvidence
+from causal_qwen.generation.projection import Projection, conditional_draw, interval
 from causal_qwen.individual import Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
@@ -300,7 +292,7 @@ TOY_WEIGHT = torch.tensor([[1.0, 0.2, -0.3], [-0.5, 0.8, 0.1], [0.3, -0.9, 0.6],
 
 def toy(number=None, *, size=1):
     """Token 0 of 4 wins at each position, in a three-dimensional cause; it would lose without noise."""
-    return _Evidence(
+    return Evidence(
         TOY_WEIGHT,
         torch.tensor([0.0, 0.3, 0.1, 0.2]),
         torch.tensor([[-0.2, 0.1, 0.0]]).repeat(size, 1),
@@ -312,7 +304,7 @@ def toy(number=None, *, size=1):
     )
 
 
-@pytest.mark.parametrize("number", [None, _Number(np.array([0.6, -1.0, 0.3]), 1.5)])
+@pytest.mark.parametrize("number", [None, NumberEvidence(np.array([0.6, -1.0, 0.3]), 1.5)])
 def test_the_walk_has_the_law_of_the_prior_given_the_token(number):
     """Against rejection: prior draws where token 0 wins, at a number kept with probability 1/(1 + ε_Y²).
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from causal_qwen.cauchy import magnitude, standard_draw, truncation_bound
+from causal_qwen.cauchy import magnitude
+from causal_qwen.generation.evidence import AbductionError, Evidence, NumberEvidence, Walk
 from causal_qwen.heads import exact
 from causal_qwen.individual import SEEDS, Individual
 
@@ -38,21 +38,12 @@ __all__ = [
     "unprocessed",
 ]
 
-Array = npt.NDArray[np.float64]
 Prompt = str | Sequence[Mapping[str, Any]]
 
 # The observed token wins by this share of the largest logit: far above what a cache changes by rounding.
 MARGIN = 1e-3
 # A text whose replay fails is abducted again with a margin this much larger, and at most so often.
 MARGIN_GROWTH, ATTEMPTS = 4.0, 5
-# Where the margin cannot be had, smaller ones are tried before a token is refused.
-MARGIN_SHARES = (1.0, 0.1, 0.01)
-# Paths keep clear of the truncation bound by more than float32 rounds.
-INSIDE = 1.0 - 1e-6
-# Columns of W that one block of moves reads, rows of W that one product reads, scores that exist at one time.
-BLOCK_COLUMNS, BLOCK_ROWS, LARGEST_SCORES = 8, 8192, 1 << 23
-# Rivals that enter the projection in one round.
-RIVALS = 32
 # What switches off the processors that a generation config may ask for.
 NEUTRAL = {
     "top_p": 1.0,
@@ -63,10 +54,6 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
 }
-
-
-class AbductionError(ValueError):
-    """No individual says this text; the message names the token, its position and the reason."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +172,7 @@ def abduct(
     evidence = _evidence(model, processor, inputs, tokens, numbers, settings)
 
     individuals: list[Individual] = []
-    statistics: list[_Walk] = []
+    statistics: list[Walk] = []
     failures = 0
     for attempt in range(ATTEMPTS):
         missing = draws - len(individuals)
@@ -262,387 +249,6 @@ def unprocessed(model: CausalQwen2ForCausalLM) -> dict[str, Any]:
     }
 
 
-class Projection:
-    """argmin ‖ε‖² subject to n·ε ≥ h for every constraint, and |ε_j| ≤ bound.
-
-    By the dual active-set method of Goldfarb and Idnani (1983).
-    Constraints may come in rounds. Each round starts from the last optimum, and no step is wasted: the
-    multipliers stay valid. It ends after finitely many steps, at the optimum or with the proof that there is
-    none.
-
-    Args:
-        size: D.
-        bound: Largest |ε_j|; ∞ for none.
-    """
-
-    def __init__(self, size: int, bound: float) -> None:
-        self.point: Array = np.zeros(size)
-        self.bound = bound
-        self._rows: Array = np.zeros((0, size))
-        self._floors: Array = np.zeros(0)
-        self._active: Array = np.zeros((0, size))
-        self._multipliers: Array = np.zeros(0)
-
-    def add(self, rows: Array, floors: Array) -> bool:
-        """Require rows·ε ≥ floors, (m, D) and (m,), besides what was required before; False if no ε does."""
-        lengths = np.linalg.norm(rows, axis=1)
-        empty = lengths < 1e-12
-        if np.any(floors[empty] > 0):
-            return False
-        rows, floors, lengths = rows[~empty], floors[~empty], lengths[~empty]
-        self._rows = np.concatenate([self._rows, rows / lengths[:, None]])
-        self._floors = np.concatenate([self._floors, floors / lengths])
-        tolerance = 1e-9 * (1 + np.abs(self._floors).max(initial=0.0))
-        for _ in range(50 * (len(self.point) + len(self._rows))):
-            violated = self._most_violated(tolerance)
-            if violated is None:
-                return True
-            if not self._enforce(*violated):
-                return False
-        return False  # only rounding can bring a cycle: nothing that could be replayed
-
-    def _most_violated(self, tolerance: float) -> tuple[Array, float] | None:
-        lacks = self._floors - self._rows @ self.point
-        worst = int(lacks.argmax()) if len(lacks) else -1
-        outside = np.abs(self.point) - self.bound
-        widest = int(outside.argmax())
-        if worst >= 0 and lacks[worst] > max(tolerance, outside[widest]):
-            return self._rows[worst], float(self._floors[worst])
-        if outside[widest] > tolerance:
-            row = np.zeros_like(self.point)
-            row[widest] = -math.copysign(1.0, self.point[widest])
-            return row, -self.bound
-        return None
-
-    def _enforce(self, row: Array, floor: float) -> bool:
-        """Move to where row·ε = floor, dropping active constraints that no longer push; False if none can."""
-        multiplier = 0.0
-        while True:
-            pull = (
-                np.linalg.solve(self._active @ self._active.T, self._active @ row)
-                if len(self._active)
-                else self._multipliers
-            )  # (q,)
-            direction = row - self._active.T @ pull  # (D,), what the active constraints leave free
-            slope = float(direction @ direction)
-            yields = np.flatnonzero(pull > 1e-12)
-            ratios = self._multipliers[yields] / pull[yields]
-            until_drop = float(ratios.min()) if len(ratios) else math.inf
-            until_met = (floor - float(row @ self.point)) / slope if slope > 1e-10 else math.inf
-            length = min(until_drop, until_met)
-            if length == math.inf:
-                return False
-            if until_met < math.inf:
-                self.point = self.point + length * direction
-            self._multipliers = self._multipliers - length * pull
-            multiplier += length
-            if until_met <= until_drop:
-                self._active = np.concatenate([self._active, row[None]])
-                self._multipliers = np.append(self._multipliers, multiplier)
-                return True
-            dropped = int(yields[ratios.argmin()])
-            self._active = np.delete(self._active, dropped, axis=0)
-            self._multipliers = np.delete(self._multipliers, dropped)
-
-
-def interval(slopes: Array, gaps: Array) -> tuple[float, float]:
-    """The t for which gaps + t·slopes ≥ 0, a segment around 0.
-
-    Args:
-        slopes: (m,).
-        gaps: (m,) > 0. Then −gap/slope is largest (smallest) where slope/gap is, so two extremes of one
-            quotient do.
-    """
-    if len(gaps) == 0:
-        return -math.inf, math.inf
-    quotients = slopes / gaps
-    steepest, shallowest = float(quotients.max()), float(quotients.min())
-    return (-1 / steepest if steepest > 0 else -math.inf), (-1 / shallowest if shallowest < 0 else math.inf)
-
-
-def conditional_draw(low: float, high: float, uniform: float) -> tuple[float, float]:
-    """ε ~ standard Cauchy given low ≤ ε ≤ high, by inversion in the angle; and that interval's prior mass.
-
-    Args:
-        low: May be −∞.
-        high: May be ∞.
-        uniform: In [0, 1).
-    """
-    first, last = math.atan(low), math.atan(high)
-    return min(max(math.tan(first + uniform * (last - first)), low), high), (last - first) / math.pi
-
-
-@dataclass
-class _Walk:
-    """What `_Evidence.walk` found: paths (n, D + 1) float32, one per draw, and figures per position."""
-
-    paths: list[npt.NDArray[np.float32]]
-    nearest: Array
-    margins: Array
-    rivals: npt.NDArray[np.int64]
-    freedom: Array
-    acceptance: float
-
-
-@dataclass
-class _Number:
-    """At one <NUM>: ε_Y = target − row·ε must stay within the truncation."""
-
-    row: Array  # (D,) s⊙w/|β_Y|
-    target: float  # (g(v) − w·loc_U − b_Y)/(T·|β_Y|)
-
-    def noise(self, epsilon: Array) -> float:
-        """ε_Y that goes with ε (D,)."""
-        return self.target - float(self.row @ epsilon)
-
-    def interval(self, coordinate: int, noise: float, bound: float) -> tuple[float, float]:
-        """The moves t of one coordinate of ε that keep |ε_Y| = |noise − row_j·t| within the bound."""
-        slope = self.row[coordinate]
-        return interval(np.array([slope, -slope]), np.array([bound - noise, bound + noise]).clip(min=1e-12))
-
-
-@dataclass
-class _Evidence:
-    """The decisions to be explained: at each of n positions, token y wins at loc_U + gain⊙ε.
-
-    Args:
-        weight: (V, D) W.
-        bias: (V,) b.
-        loc: (n, D) loc_U.
-        gain: (n, D) T·κ·s.
-        tokens: (n,) y.
-        numbers: What the numbers ask for, by position.
-        names: Each token as an error message should show it.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    loc: Tensor
-    gain: Tensor
-    tokens: Tensor
-    numbers: dict[int, _Number]
-    names: list[str]
-    temperature: float
-    _moves: int = field(default=0, init=False)
-    _accepted: int = field(default=0, init=False)
-
-    def walk(
-        self, draws: int, sweeps: int, generator: np.random.Generator, *, margin: float, floor: float
-    ) -> _Walk:
-        """Start at the smallest noise, then ``sweeps`` rounds of conditional draws before each path."""
-        size, dimension = self.loc.shape
-        bound = truncation_bound(floor) * INSIDE
-        self._moves = self._accepted = 0
-        epsilons = np.zeros((draws, size, dimension))
-        nearest, margins, freedom = np.zeros(size), np.zeros(size), np.zeros(size)
-        rivals = np.zeros(size, dtype=np.int64)
-        chunk = max(1, LARGEST_SCORES // len(self.weight))
-        for begin in range(0, size, chunk):
-            rows = slice(begin, min(begin + chunk, size))
-            epsilon, margins[rows], rivals[rows] = self._start(rows, margin, bound)
-            nearest[rows] = np.sqrt(np.square(epsilon).mean(-1))
-            gaps = self._gaps(rows, epsilon, margins[rows] / 2)
-            for draw in range(draws):
-                for _ in range(sweeps):
-                    freedom[rows] += self._sweep(rows, epsilon, gaps, bound, generator)
-                if sweeps:
-                    gaps = self._gaps(
-                        rows, epsilon, margins[rows] / 2
-                    )  # without what the updates have rounded
-                epsilons[draw, rows] = epsilon
-        own = standard_draw(torch.from_numpy(generator.random((draws, size))), density_floor=floor).numpy()
-        for index, number in self.numbers.items():
-            own[:, index] = [number.noise(path[index]) for path in epsilons]
-        paths = np.concatenate([epsilons, own[..., None]], axis=-1).astype(np.float32)
-        return _Walk(
-            list(paths),
-            nearest,
-            margins,
-            rivals,
-            freedom / max(draws * sweeps, 1) if sweeps else np.full(size, math.nan),
-            self._accepted / max(self._moves, 1) if self._moves else 1.0,
-        )
-
-    def _scores(self, rows: slice | list[int], epsilon: Array) -> Tensor:
-        """W (loc_U + gain⊙ε) + b, (n, V), without a float32 copy of W."""
-        u = self.loc[rows] + self.gain[rows] * torch.from_numpy(epsilon).to(self.loc)  # (n, D)
-        products = [F.linear(u, exact(block)) for block in self.weight.split(BLOCK_ROWS)]
-        return torch.cat(products, dim=-1).add_(self.bias)
-
-    def _gaps(self, rows: slice | list[int], epsilon: Array, margins: Array) -> Tensor:
-        """Score of the observed token − score of k − margin, (n, V); ∞ for itself."""
-        scores = self._scores(rows, epsilon)
-        winner = self.tokens[rows].unsqueeze(1)
-        gaps = scores.gather(1, winner) - scores - torch.from_numpy(margins).to(scores)[:, None]
-        return gaps.scatter_(1, winner, math.inf)
-
-    def _start(self, rows: slice, margin: float, bound: float) -> tuple[Array, Array, npt.NDArray[np.int64]]:
-        """The smallest ε (n, D) of each position, its margin, and the closest rival there.
-
-        Rivals enter as they are found to win: each round scores all tokens at the optimum of the last one.
-        """
-        size, dimension = self.loc[rows].shape
-        largest = self._scores(rows, np.zeros((size, dimension))).abs().amax(-1)  # (n,)
-        margins = margin * largest.double().cpu().numpy()
-        shares = np.zeros(size, dtype=np.int64)
-        projections = [self._projection(rows.start + index, bound) for index in range(size)]
-        rivals = np.zeros(size, dtype=np.int64)
-        pending = list(range(size))
-        while pending:
-            epsilon = np.stack([projections[index].point for index in pending])
-            gaps = self._gaps([rows.start + index for index in pending], epsilon, margins[pending])
-            lowest, worst = gaps.topk(min(RIVALS, gaps.shape[1]), largest=False)  # (p, RIVALS)
-            still = []
-            for row, index in enumerate(pending):
-                rivals[index] = int(worst[row, 0])
-                if lowest[row, 0].item() >= -margins[index] / 4:
-                    continue
-                still.append(index)
-                losing = worst[row][lowest[row] < 0]
-                constraints = self._constraints(rows.start + index, losing, margins[index])
-                if projections[index].add(*constraints) and (projections[index].point != epsilon[row]).any():
-                    continue
-                shares[index] += 1
-                if shares[index] == len(MARGIN_SHARES):
-                    self._refuse(rows.start + index, margin, bound)
-                margins[index] *= MARGIN_SHARES[shares[index]] / MARGIN_SHARES[shares[index] - 1]
-                projections[index] = self._projection(rows.start + index, bound)
-            pending = still
-        return np.stack([projection.point for projection in projections]), margins, rivals
-
-    def _constraints(self, index: int, rivals: Tensor, margin: float) -> tuple[Array, Array]:
-        """gain⊙(W_y − W_k)·ε ≥ logit_k − logit_y + margin for the rivals k: rows (m, D) and floors (m,)."""
-        token = self.tokens[index]
-        differences = (exact(self.weight[token]) - exact(self.weight[rivals])).double()  # (m, D)
-        standing = differences @ self.loc[index].double() + (self.bias[token] - self.bias[rivals]).double()
-        return (differences * self.gain[index].double()).cpu().numpy(), (margin - standing).cpu().numpy()
-
-    def _projection(self, index: int, bound: float) -> Projection:
-        """At the origin, or at a number where |ε_Y| = |target − row·ε| first keeps the bound."""
-        projection = Projection(self.loc.shape[1], bound)
-        number = self.numbers.get(index)
-        if number is not None and bound < math.inf:
-            rows = np.stack([number.row, -number.row])
-            if not projection.add(rows, np.array([number.target - bound, -number.target - bound])):
-                raise AbductionError(
-                    f"{self.names[index]} cannot be reached: its value needs noise beyond the truncation; "
-                    "density_floor=0 or a larger temperature would reach it"
-                )
-        return projection
-
-    def _refuse(self, index: int, margin: float, bound: float) -> NoReturn:
-        """Say why no ε within the bound lets the observed token win: too far, or never an argmax at all."""
-        if bound == math.inf:
-            raise AbductionError(
-                f"{self.names[index]} cannot be reached: its score is never the largest, whatever the cause, "
-                "because its row of W lies among the other tokens' rows (as <NUM> does before training)"
-            )
-        nearest, _, _ = self._start(slice(index, index + 1), margin, math.inf)  # or refused for good
-        needed = float(np.abs(nearest).max())
-        enough = math.ceil(101 * self.temperature * needed / bound) / 100
-        raise AbductionError(
-            f"{self.names[index]} cannot be reached: it needs noise up to |ε| = {needed:.1f}, and the "
-            f"truncation ends at {bound:.2f}; density_floor=0 reaches it, and so does temperature={enough}"
-        )
-
-    def _sweep(
-        self, rows: slice, epsilon: Array, gaps: Tensor, bound: float, generator: np.random.Generator
-    ) -> Array:
-        """Redraw every coordinate of every position once, in place; the mean share of prior mass kept, (n,).
-
-        Columns of W are read in contiguous blocks, in random order. Within a block only the tokens that its
-        moves could possibly lift above the winner matter: usually a few hundred of V.
-        """
-        size, dimension = epsilon.shape
-        freedom: Array = np.zeros(size)
-        offset = int(generator.integers(BLOCK_COLUMNS))
-        edges = [0, *range(offset or BLOCK_COLUMNS, dimension, BLOCK_COLUMNS), dimension]
-        for block in generator.permutation(len(edges) - 1):
-            columns = slice(edges[block], edges[block + 1])
-            part = exact(self.weight[:, columns])  # (V, b)
-            gain = self.gain[rows, columns]  # (n, b)
-            before = epsilon[:, columns].copy()
-            own = part[self.tokens[rows]]  # (n, b)
-            candidates = self._candidates(gaps, part, own, gain, before, bound)
-            gains = gain.double().cpu().numpy()
-            for index in range(size):
-                chosen = candidates[index]
-                slopes = (own[index] - part[chosen]).double().cpu().numpy() * gains[index]  # (m, b)
-                gap = gaps[index, chosen].double().cpu().numpy().clip(min=1e-12)  # (m,)
-                freedom[index] += self._move(
-                    epsilon[index],
-                    columns.start,
-                    slopes,
-                    gap,
-                    bound,
-                    self.numbers.get(rows.start + index),
-                    generator,
-                )
-            shift = gain * torch.from_numpy(epsilon[:, columns] - before).to(gain)  # (n, b)
-            gaps.addmm_(shift, part.T, alpha=-1.0)
-            gaps += (shift * own).sum(-1, keepdim=True)
-        freedom /= dimension
-        return freedom
-
-    def _candidates(
-        self, gaps: Tensor, part: Tensor, own: Tensor, gain: Tensor, before: Array, bound: float
-    ) -> list[Tensor]:
-        """The tokens whose gap one block could close: gap < Σ_j gain_j·(|W_y| + |W_k|)_j·(|ε_j| + bound)."""
-        if bound == math.inf:
-            return [torch.isfinite(row).nonzero().squeeze(1) for row in gaps]
-        span = gain * (torch.from_numpy(np.abs(before)).to(gain) + bound)  # (n, b)
-        reach = F.linear(span, part.abs()) + (span * own.abs()).sum(-1, keepdim=True)  # (n, V)
-        return [row.nonzero().squeeze(1) for row in gaps < reach]
-
-    def _move(
-        self,
-        epsilon: Array,
-        first: int,
-        slopes: Array,
-        gap: Array,
-        bound: float,
-        number: _Number | None,
-        generator: np.random.Generator,
-    ) -> float:
-        """Redraw the coordinates from ``first`` on, in place; the sum of the shares of prior mass kept.
-
-        Args:
-            epsilon: (D,).
-            first: Coordinate of the first column.
-            slopes: (m, b) by how much each gap grows with each coordinate.
-            gap: (m,) > 0, of the candidates; changed in place.
-            bound: Largest |ε_j|.
-            number: What the number at this position asks for, if there is one.
-            generator: Of the draws.
-        """
-        mass = 0.0
-        count = slopes.shape[1]
-        uniforms = generator.random((count, 2)).tolist()
-        total = 2 * math.atan(bound) / math.pi
-        slopes = np.ascontiguousarray(slopes.T)  # (b, m)
-        read_out = 0.0 if number is None else number.noise(epsilon)
-        for column in generator.permutation(count).tolist():
-            old = float(epsilon[first + column])
-            low, high = interval(slopes[column], gap)
-            low, high = max(old + low, -bound), min(old + high, bound)
-            if number is not None and bound < math.inf:
-                left, right = number.interval(first + column, read_out, bound)
-                low, high = max(low, old + left), min(high, old + right)
-            new, share = conditional_draw(low, high, uniforms[column][0])
-            mass += share / total
-            self._moves += 1
-            if number is not None:  # ε_Y moves along, and its own density decides
-                moved = read_out - float(number.row[first + column]) * (new - old)
-                if uniforms[column][1] * (1 + moved * moved) > 1 + read_out * read_out:
-                    continue
-                read_out = moved
-            self._accepted += 1
-            gap += slopes[column] * (new - old)
-            np.maximum(gap, 1e-12, out=gap)
-            epsilon[first + column] = new
-        return mass
-
-
 def _evidence(
     model: CausalQwen2ForCausalLM,
     processor: CausalQwen2Processor,
@@ -650,7 +256,7 @@ def _evidence(
     tokens: list[int],
     values: list[float],
     settings: Mapping[str, float],
-) -> _Evidence:
+) -> Evidence:
     """One teacher-forced pass over prompt and continuation."""
     device = inputs["input_ids"].device
     ids = torch.cat([inputs["input_ids"], torch.tensor([tokens], device=device)], dim=1)  # (1, T + n)
@@ -666,7 +272,7 @@ def _evidence(
         f"token {index} of the continuation, {processor.tokenizer.decode([token])!r} (id {token}),"
         for index, token in enumerate(tokens)
     ]
-    numbers: dict[int, _Number] = {}
+    numbers: dict[int, NumberEvidence] = {}
     read_out = abs(model.action.number_noise.item()) * settings["temperature"]
     for index, token in enumerate(tokens):
         if token != model.config.num_token_id:
@@ -681,8 +287,10 @@ def _evidence(
         target = model.value_space.encode(torch.tensor(values[index], dtype=torch.float64)).item()
         w = model.action.number.weight[0].double()  # (D,)
         rest = target - float(w @ loc[index].double()) - model.action.number.bias.item()
-        numbers[index] = _Number((w * spread[index].double() / read_out).cpu().numpy(), rest / read_out)
-    return _Evidence(
+        numbers[index] = NumberEvidence(
+            (w * spread[index].double() / read_out).cpu().numpy(), rest / read_out
+        )
+    return Evidence(
         model.lm_head.weight.detach(),
         exact(model.action.bias.detach()).float(),
         loc,
