@@ -1,10 +1,10 @@
 """What does a token cost in each mode, against transformers' generate() on the plain base?
 
 All variants continue the same prompt greedily (or by one individual), batch 1, and are run in turn within
-each round; a ratio is the median over rounds.
+each round; a ratio is that of the best times.
 
-    python benchmarks/generate.py                 # embedded base and Qwen2.5-0.5B dimensions, growth with
-    length python benchmarks/generate.py --quick --json  # the embedded base only
+    python benchmarks/generate.py                  # embedded base, Qwen2.5-0.5B sizes, growth with length
+    python benchmarks/generate.py --quick --json   # the embedded base only
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, convert
 from causal_qwen.conversion import load_base
-from measure import interleaved, ratio, seconds, show
+from measure import best_ratio, interleaved, seconds, show
 
 MODES: dict[str, dict[str, Any]] = {
     "compatible": {"inference_mode": "compatible", "do_sample": False},
@@ -45,8 +45,8 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="only the embedded base, short texts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--repeats", type=int, default=7, help="interleaved rounds")
-    parser.add_argument("--tokens", type=int, default=24, help="new tokens per run")
+    parser.add_argument("--repeats", type=int, default=15, help="interleaved rounds")
+    parser.add_argument("--tokens", type=int, default=16, help="new tokens per run")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
     pairs = {"embedded": embedded}
@@ -55,7 +55,7 @@ def main() -> None:
     for name, make in pairs.items():
         base, model, ids = make()
         times = measure(base, model, ids, arguments.tokens, arguments.repeats)
-        figures[name] = {f"{mode}_ratio": ratio(times, mode, "base") for mode in MODES}
+        figures[name] = {f"{mode}_ratio": best_ratio(times, mode, "base") for mode in MODES}
         figures[name]["base_tokens_per_second"] = arguments.tokens / min(times["base"])
         if not arguments.quick and name == "embedded":
             figures["growth"] = growth(model, ids)

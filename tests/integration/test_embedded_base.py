@@ -29,15 +29,53 @@ def test_parity_on_heldout_text(base, conversion):
     assert parity.added_parameters_fraction < 0.01
 
 
+PROMPTS = (
+    "The old lighthouse",
+    "1 2 3 4",
+    "def add(a, b):",
+    "My favourite season is winter, because",
+    "Water boils at 100 degrees, but",
+    "Dear neighbours,",
+    "The three most common mistakes in a first garden are",
+    "Once upon a time there was a bridge that",
+    "Q: What is the capital of France? A:",
+    "In 1969,",
+)
+# Whatever ends a text early would leave the rest of it uncompared.
+ENDLESS = {"eos_token_id": None, "pad_token_id": 2}
+
+
+def encode(base, prompts):
+    return base.tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left")
+
+
 def test_greedy_text_is_the_bases(base, conversion):
-    inputs = base.tokenizer(
-        ["The old lighthouse", "1 2 3 4", "def add(a, b):"],
-        return_tensors="pt",
-        padding=True,
-        padding_side="left",
-    )
-    expected = base.model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    assert torch.equal(conversion.model.generate(**inputs, max_new_tokens=24, do_sample=False), expected)
+    inputs = encode(base, PROMPTS)
+    options = {**inputs, **ENDLESS, "max_new_tokens": 100, "do_sample": False}
+    assert torch.equal(conversion.model.generate(**options), base.model.generate(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
+        {"do_sample": False, "num_beams": 3},
+        {"do_sample": False, "repetition_penalty": 1.3},
+        {"do_sample": False, "stop_strings": ["the", "."]},
+    ],
+    ids=["greedy", "seeded sampling", "beams", "repetition penalty", "stop strings"],
+)
+def test_compatible_mode_generates_what_the_base_does(base, conversion, options):
+    """Five uneven prompts."""
+    inputs = encode(base, PROMPTS[2:7])
+    if "stop_strings" in options:
+        options = options | {"tokenizer": base.tokenizer}
+    texts = []
+    for model, mode in ((base.model, {}), (conversion.model, {"inference_mode": "compatible"})):
+        torch.manual_seed(0)
+        texts.append(model.generate(**inputs, **ENDLESS, **options, **mode, max_new_tokens=16))
+    assert torch.equal(*texts)
 
 
 def test_published_constants_do_not_transfer(base):

@@ -55,9 +55,9 @@ def make_model(space, **overrides):
 def test_every_price_is_read_back(kind, lowest, highest):
     """The read-out noise β_Y is narrowed from 1 to 0.001 instead of learned, and the learning rate with it.
 
-    The pull on loc_Y is 2r/(r² + scale²): it fades for an item whose error r is beyond the scale. So the scale
-    starts wider than any error, where each item pulls in proportion to its own, and narrows as they shrink. In
-    the log space 2% of 0.001 are 5e-6 in units of the spread.
+    The pull on loc_Y is 2r/(r² + scale²): it fades for an item whose error r is beyond the scale. So the
+    scale starts wider than any error, where each item pulls in proportion to its own, and narrows as they
+    shrink. In the log space 2% of 0.001 are 5e-6 in units of the spread.
     """
     values = prices(lowest, highest)
     assert len(set(values)) == len(NAMES)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,65 +13,69 @@ from causal_qwen.cli.console import note, print_table, quiet_libraries
 from causal_qwen.cli.parity import parity_text
 
 PROMPT = "The reason why the sea is salty is that"
-SEED = 7
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Directory for the converted model.")] = Path("demo/model"),
+    out: Annotated[Path, typer.Option(help="Directory for models, data and report.html.")] = Path("demo"),
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(help="Tokens to add to it.", min=1)] = 32,
+    steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 40,
 ) -> None:
-    """Convert the embedded base, prove parity, and continue a prompt in every mode."""
-    note("1/3  converting the embedded base (the first time takes half a minute) …")
+    """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
+    began = time.monotonic()
+    note("1/6  converting the embedded base, and measuring parity on held-out text …")
     quiet_libraries()
-    from causal_qwen.conversion import EMBEDDED, bundled_text, convert, load_base, measure_parity
+    from causal_qwen.demo import story
 
-    base = load_base(EMBEDDED)
-    conversion = convert(base, out, overwrite=True)
-    note("2/3  measuring parity on held-out text …")
-    parity = asdict(measure_parity(conversion.model, base, bundled_text("heldout")))
-    print_table(
-        f"Parity with the base   causal-qwen parity {EMBEDDED}",
-        [(k, parity_text(v)) for k, v in parity.items()],
+    model = out / "model"
+    base, conversion, measured = story.convert_and_prove(model)
+    parity = {name: parity_text(value) for name, value in asdict(measured).items()}
+    print_table("Parity with the base   causal-qwen parity smollm2", list(parity.items()))
+
+    note("2/6  continuing a prompt with the base and in every mode …")
+    texts = story.continuations(base, conversion, prompt, tokens)
+    print_table(f"“{prompt} …”", list(texts.items()), header=("who decides", "continuation"))
+    same = texts["base, greedy"] == texts["standard"]
+    repeated = texts[f"causal, individual {story.SEED}"] == texts[f"individual {story.SEED} again"]
+    print(f"standard says what the base says: {'yes' if same else 'NO'}")
+    print(f"the same individual repeats itself: {'yes' if repeated else 'NO'}\n")
+    del base, conversion
+
+    note(f"3/6  fine-tuning on a table of cars, {steps} steps …")
+    tuned = story.fine_tune(out, model=model, steps=steps)
+    note("4/6  predicting the fuel economy of cars that it has not seen …")
+    found = story.forecast(tuned, out)
+    shown = [
+        (name, f"{truth:.1f}", f"{median:.1f}", f"{lower:.1f} – {upper:.1f}")
+        for name, truth, median, lower, upper in list(
+            zip(found.names, found.truth, found.median, found.lower, found.upper, strict=True)
+        )[:8]
+    ]
+    header = ("car", "truth", "predicted", f"{found.level:.0%} interval")
+    print_table("Miles per gallon of cars that training has not seen", shown, header=header)
+    print(f"median absolute error {found.error:.2f}; the training median gets {found.constant_error:.2f}")
+    print(f"{found.coverage:.0%} of {len(found.truth)} intervals hold the truth\n")
+
+    note("5/6  asking one individual what another engine would have changed …")
+    what_if = story.ask_what_if(tuned)
+    header = ("who", "sentence", "mpg")
+    print_table("The same individual, another engine", story.what_if_rows(what_if), header=header)
+
+    note("6/6  writing the report …")
+    file = out / "report.html"
+    story.report(
+        file,
+        parity=parity,
+        texts=texts,
+        prompt=prompt,
+        tuned=tuned,
+        found=found,
+        what_if=what_if,
+        model=model,
     )
-    note("3/3  continuing a prompt with the base and in every mode …")
-    rows = continuations(base.model, conversion, prompt, tokens)
-    print_table(f"“{prompt} …”", list(rows.items()), header=("who decides", "continuation"))
-    model = f'causal-qwen generate {out} "{prompt}"'
-    print("Each is one line:")
-    print(f"  {model}")
-    print(f"  {model} --mode causal --seed {SEED}")
-    print(f"  {model} --mode compatible --sample")
-    same = rows["base, greedy"] == rows["standard"]
-    repeated = rows[f"causal, individual {SEED}"] == rows[f"individual {SEED} again"]
-    print(f"\nstandard says what the base says: {'yes' if same else 'NO'}")
-    print(f"the same individual repeats itself: {'yes' if repeated else 'NO'}")
-    if parity["max_abs_logit_diff"] != 0.0 or not same or not repeated:
+    print("Each step is one line:")
+    for line in story.COMMANDS:
+        print(f"  {line.format(out=out, prompt=prompt)}")
+    print(f"\n{file} has the pictures. It took {time.monotonic() - began:.0f} seconds.")
+    if measured.max_abs_logit_diff != 0.0 or not same or not repeated:
         raise typer.Exit(1)
-
-
-def continuations(base: Any, conversion: Any, prompt: str, tokens: int) -> dict[str, str]:
-    """The prompt continued by the base, and by the converted model in every mode."""
-    import torch
-
-    inputs = conversion.processor(prompt, return_tensors="pt")
-    start = inputs["input_ids"].shape[1]
-    plain = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    causal = {"inference_mode": "causal", "max_new_tokens": tokens}
-    sampled = {"inference_mode": "compatible", "do_sample": True, "max_new_tokens": tokens}
-    runs: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "base, greedy": (base, plain, {"do_sample": False, "max_new_tokens": tokens}),
-        "standard": (conversion.model, inputs, {"do_sample": False, "max_new_tokens": tokens}),
-        f"causal, individual {SEED}": (conversion.model, inputs, causal | {"individual": SEED}),
-        f"individual {SEED} again": (conversion.model, inputs, causal | {"individual": SEED}),
-        f"causal, individual {SEED + 1}": (conversion.model, inputs, causal | {"individual": SEED + 1}),
-        "compatible, sampled": (conversion.model, inputs, sampled),
-    }
-    texts = {}
-    for name, (model, given, options) in runs.items():
-        torch.manual_seed(SEED)
-        ids = model.generate(**given, **options)
-        texts[name] = (
-            conversion.processor.decode(ids[0, start:], skip_special_tokens=True).strip().replace("\n", " ")
-        )
-    return texts

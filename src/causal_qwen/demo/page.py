@@ -1,0 +1,101 @@
+"""One HTML file that needs nothing else: sections of text, tables, pictures and coloured tokens."""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Section", "coloured", "picture", "table", "write_page"]
+
+STYLE = """
+:root { color-scheme: light; --ink: #1d2733; --soft: #5b6876; --line: #d9dfe6; --accent: #1f5fa8; }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: #f6f7f9; margin: 0; }
+main { max-width: 860px; margin: 0 auto; padding: 32px 20px 64px; }
+h1 { font-size: 30px; margin: 0 0 4px; }
+h2 { font-size: 20px; margin: 0 0 8px; }
+.lead { color: var(--soft); margin: 0 0 24px; }
+section { background: #fff; border: 1px solid var(--line); border-radius: 10px; }
+section { padding: 20px 24px; margin: 0 0 20px; }
+img { max-width: 100%; display: block; margin: 12px auto; }
+table { border-collapse: collapse; width: 100%; margin: 12px 0; }
+th, td { text-align: left; vertical-align: top; padding: 6px 10px; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; }
+td:first-child { white-space: nowrap; }
+pre { background: #f1f4f7; border-radius: 6px; padding: 10px 12px; margin: 12px 0 0; }
+pre { overflow-x: auto; font-size: 13.5px; }
+.tokens { font: 16px/2.1 ui-monospace, monospace; }
+.tokens span { border-radius: 4px; padding: 3px 1px; white-space: pre-wrap; }
+.note { color: var(--soft); font-size: 14px; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page.
+
+    Args:
+        title: Heading.
+        text: A sentence or two, plain.
+        body: HTML, made by `table`, `picture` and `coloured`.
+        commands: Lines that repeat this part.
+    """
+
+    title: str
+    text: str
+    body: str = ""
+    commands: Sequence[str] = field(default_factory=tuple)
+
+
+def table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None) -> str:
+    """A table of plain texts."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    head = row(header, "th") if header else ""
+    return f"<table>{head}{''.join(row(cells, 'td') for cells in rows)}</table>"
+
+
+def picture(png: bytes, *, alt: str) -> str:
+    """An image inside the page."""
+    data = base64.b64encode(png).decode("ascii")
+    return f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{data}">'
+
+
+def coloured(tokens: Sequence[str], probs: Sequence[float | None]) -> str:
+    """Each token on a ground from red (probability 0) through yellow to green (1); None stays white."""
+    spans = []
+    for token, prob in zip(tokens, probs, strict=True):
+        if prob is None:
+            spans.append(f"<span>{html.escape(token)}</span>")
+            continue
+        ground = f"hsl({120 * prob:.0f} 75% 82%)"
+        spans.append(f'<span style="background:{ground}" title="P = {prob:.3g}">{html.escape(token)}</span>')
+    return f'<p class="tokens">{"".join(spans)}</p>'
+
+
+def write_page(file: Path, *, title: str, lead: str, sections: Sequence[Section]) -> None:
+    """Write the page beside its place, then move it there."""
+    parts = []
+    for section in sections:
+        commands = "\n".join(html.escape(line) for line in section.commands)
+        parts.append(
+            f"<section><h2>{html.escape(section.title)}</h2><p>{html.escape(section.text)}</p>{section.body}"
+            + (f"<pre>{commands}</pre>" if commands else "")
+            + "</section>"
+        )
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f'<h1>{html.escape(title)}</h1><p class="lead">{html.escape(lead)}</p>'
+        f"{''.join(parts)}</main></body></html>"
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, file)

@@ -1,0 +1,91 @@
+"""The pictures of the report, each a PNG in memory. Nothing here computes what it shows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["cause_along_text", "loss_curve", "predictions"]
+
+Array = npt.NDArray[np.float64]
+
+
+def loss_curve(records: Sequence[Mapping[str, float]]) -> bytes:
+    """The two parts of the training loss against steps, each on its own axis."""
+    names = {"train/cls_loss_mean": "One-vs-Rest loss", "train/reg_loss_effective": "number loss"}
+    figure, panels = _figure(1, len(names), size=(8.4, 3.0))
+    for axes, (name, label), colour in zip(panels, names.items(), ("tab:blue", "tab:orange"), strict=True):
+        points = [(record["step"], record[name]) for record in records if name in record]
+        axes.plot(*zip(*points, strict=True), color=colour)
+        axes.set(xlabel="step", title=label)
+        axes.grid(alpha=0.3)
+    return _png(figure)
+
+
+def predictions(truth: Array, median: Array, lower: Array, upper: Array, *, level: float, unit: str) -> bytes:
+    """Predicted against true values, with the interval of each."""
+    figure, (axes,) = _figure(1, 1, size=(6.4, 5.2))
+    inside = (lower <= truth) & (truth <= upper)
+    for chosen, colour, label in (
+        (inside, "tab:blue", "truth inside"),
+        (~inside, "tab:red", "truth outside"),
+    ):
+        if chosen.any():
+            reach = np.stack([median - lower, upper - median])[:, chosen]
+            axes.errorbar(
+                truth[chosen], median[chosen], yerr=reach, fmt="o", ms=4, lw=0.8, color=colour, alpha=0.75,
+                label=f"{label}: {chosen.sum()}",
+            )  # fmt: skip
+    ends = [min(truth.min(), median.min()), max(truth.max(), median.max())]
+    axes.plot(ends, ends, color="black", lw=1, ls="--")
+    axes.set(xlabel=f"true {unit}", ylabel=f"predicted {unit}, {level:.0%} interval")
+    # A wide interval must not squeeze the points.
+    room = 0.35 * (ends[1] - ends[0])
+    axes.set_ylim(ends[0] - room, ends[1] + room)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return _png(figure)
+
+
+def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dimensions: int = 3) -> bytes:
+    """Median and quartiles of the dimensions of U that move most along the text.
+
+    Args:
+        tokens: T texts.
+        loc_U: (T, D).
+        scale_U: (T, D); loc ± scale are the quartiles of a Cauchy.
+        dimensions: How many are drawn.
+    """
+    moves = np.subtract(*np.percentile(loc_U, [75, 25], axis=0)) / np.median(scale_U, axis=0)  # (D,)
+    chosen = np.argsort(-moves)[:dimensions]
+    width = max(7.0, 0.28 * len(tokens))
+    figure, panels = _figure(dimensions, 1, size=(width, 1.5 * dimensions + 1.2), sharex=True)
+    positions = np.arange(len(tokens))
+    for axes, j in zip(panels, chosen, strict=True):
+        loc, scale = loc_U[:, j], scale_U[:, j]
+        axes.fill_between(positions, loc - scale, loc + scale, color="tab:blue", alpha=0.25, lw=0)
+        axes.plot(positions, loc, "o-", ms=3, lw=1, color="tab:blue")
+        axes.set_ylabel(f"U[{j}]")
+        axes.grid(alpha=0.3)
+    panels[-1].set_xticks(positions, [token.strip() or "␣" for token in tokens], rotation=90, fontsize=8)
+    return _png(figure)
+
+
+def _figure(
+    rows: int, columns: int, *, size: tuple[float, float], sharex: bool = False
+) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex)
+    return figure, list(grid.flatten())
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()

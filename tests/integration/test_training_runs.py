@@ -1,0 +1,234 @@
+"""train(): exact accumulation, exact resumption, adapters, heads, guards, records."""
+
+import json
+
+import pytest
+import torch
+
+from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
+from causal_qwen.training import train
+from causal_qwen.training.checkpoints import clear_debris, last_checkpoint
+from causal_qwen.training.monitoring import read_records
+from causal_qwen.training.preparation import load_model
+from causal_qwen.training.trainer import TrainingDiverged, parameter_groups
+from training_runs import assert_same_weights, converted, recipe
+
+
+@pytest.fixture(scope="module")
+def model(base_directory, tmp_path_factory):
+    return converted(base_directory, tmp_path_factory.mktemp("converted") / "model")
+
+
+def losses(path):
+    return [record["train/total_loss"] for record in read_records(path) if "train/total_loss" in record]
+
+
+class PowerCut(Exception):
+    """Stands for the end of a process."""
+
+
+def cut(monkeypatch, step):
+    """Let the process end in the middle of writing the checkpoint of ``step``."""
+    from causal_qwen.training import trainer
+
+    publish = trainer.publish
+
+    def torn(staged, target):
+        if target.name == f"checkpoint-{step}":
+            next(staged.glob("*.safetensors")).write_bytes(b"half")
+            raise PowerCut
+        publish(staged, target)
+
+    monkeypatch.setattr(trainer, "publish", torn)
+
+
+def test_a_trained_model_is_saved_whole(model, tmp_path):
+    result = train(recipe(tmp_path, model, eval_steps=3, max_steps=6))
+    assert result.metrics["train/steps"] == 6
+    assert {"eval/num_f1", "eval/reg_mdae", "dist/mode_agreement"} <= result.metrics.keys()
+    loaded = CausalQwen2ForCausalLM.from_pretrained(result.output)
+    assert loaded.writes_numbers
+    assert loaded.config.value_center != 0
+    assert CausalQwen2Processor.from_pretrained(result.output).numbers == "value"
+    names = {path.name for path in result.output.iterdir()}
+    assert {"README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "evaluation.json"} <= names
+    assert not (tmp_path / "out.run").exists()
+    records = read_records(result.output / "metrics.jsonl")
+    recorded = {name for record in records for name in record}
+    for name in ("total_loss", "cls_loss_mean", "reg_loss_effective", "grad_norm"):
+        assert f"train/{name}" in recorded
+    assert {
+        "eval/ovr_nll",
+        "dist/ovr_prob_sum_median",
+        "diag/act_rms/layer_0",
+        "diag/grad_norm/action",
+    } <= recorded
+    for record in records:
+        if "train/cls_loss_mean" in record:
+            total = record["train/cls_loss_mean"] + record["train/reg_loss_effective"]
+            assert record["train/total_loss"] == pytest.approx(total, rel=1e-5)
+    with pytest.raises(FileExistsError, match="exists"):
+        train(recipe(tmp_path, model))
+
+
+def test_eight_batches_of_one_equal_one_of_eight(model, tmp_path):
+    """The rows hold different numbers of tokens and of numbers, so both divisors matter."""
+    table = tmp_path / "table.jsonl"
+    lines = [{"text": " ".join(["ab"] * (i % 5)) + f" {i}.5 x" * (i % 3) + " end"} for i in range(24)]
+    table.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"template": None, "target": None, "max_steps": 3, "validation_fraction": 0.0}
+    options |= {"calibration_fraction": 0.0}
+    whole = recipe(tmp_path, model, output=str(tmp_path / "a"), batch_size=8, **options)
+    pieces = recipe(tmp_path, model, output=str(tmp_path / "b"), batch_size=1, accumulation=8, **options)
+    train(whole)
+    train(pieces)
+    one, other = (losses(tmp_path / name / "metrics.jsonl") for name in "ab")
+    assert other == pytest.approx(one, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_impl": "sampled", "num_negatives": 20},
+        {"method": "lora", "lora_dropout": 0.1},
+        {"method": "heads"},
+        {
+            "packing": True,
+            "group_by_length": True,
+            "batch_size": 1,
+            "accumulation": 2,
+            "max_steps": None,
+            "epochs": 3.0,
+        },
+    ],
+    ids=["sampled", "lora", "heads", "packed"],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(model, tmp_path, monkeypatch, options):
+    options = {"save_steps": 2, "max_steps": 6, "logging_steps": 3} | options
+    train(recipe(tmp_path, model, output=str(tmp_path / "whole"), **options))
+    broken = recipe(tmp_path, model, output=str(tmp_path / "broken"), **options)
+    with monkeypatch.context() as patch:
+        cut(patch, 4)
+        with pytest.raises(PowerCut):
+            train(broken)
+    workspace = tmp_path / "broken.run"
+    assert last_checkpoint(workspace / "checkpoints").name == "checkpoint-2"
+    with pytest.raises(FileExistsError, match="interrupted run"):
+        train(broken)
+    other = recipe(tmp_path, model, output=broken.output, **(options | {"learning_rate": 0.5}))
+    with pytest.raises(ValueError, match="begun with learning_rate"):
+        train(other, resume=True)
+    train(broken, resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
+    assert losses(tmp_path / "broken/metrics.jsonl") == losses(tmp_path / "whole/metrics.jsonl")
+
+
+def test_a_resumed_stream_equals_the_uninterrupted_one(model, tmp_path, monkeypatch):
+    table = recipe(tmp_path, model).data
+    options = {"streaming": True, "validation": table, "shuffle_buffer": 7, "save_steps": 2, "max_steps": 16}
+    train(recipe(tmp_path, model, output=str(tmp_path / "whole"), **options))
+    broken = recipe(tmp_path, model, output=str(tmp_path / "broken"), **options)
+    with monkeypatch.context() as patch:
+        cut(patch, 14)
+        with pytest.raises(PowerCut):
+            train(broken)
+    train(broken, resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_merged_adapters_equal_unmerged_ones(model, tmp_path, ids):
+    peft = pytest.importorskip("peft")
+    result = train(recipe(tmp_path, model, method="lora", learning_rate=1e-2))
+    merged = CausalQwen2ForCausalLM.from_pretrained(result.output).eval()
+    base = CausalQwen2ForCausalLM.from_pretrained(model)
+    untouched = base(ids).logits
+    adapted = peft.PeftModel.from_pretrained(base, result.output / "adapter").eval()
+    assert not torch.allclose(adapted(ids).logits, untouched, atol=1e-3)
+    for name in ("logits", "loc_S", "scale_S", "loc_Y", "scale_Y"):
+        expected = getattr(adapted(ids, output_scores=True), name)
+        torch.testing.assert_close(
+            getattr(merged(ids, output_scores=True), name), expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_heads_only_leaves_the_backbone_alone(model, tmp_path):
+    """On cached features the first loss is that of the whole model, since nothing else is random."""
+    result = train(recipe(tmp_path, model, method="heads", output=str(tmp_path / "heads")))
+    train(recipe(tmp_path, model, output=str(tmp_path / "full")))
+    before = CausalQwen2ForCausalLM.from_pretrained(model).state_dict()
+    after = CausalQwen2ForCausalLM.from_pretrained(result.output).state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(name.startswith("abduction") for name in changed)
+    assert all(name.startswith(("abduction", "action")) for name in changed)
+    heads, full = (losses(tmp_path / name / "metrics.jsonl") for name in ("heads", "full"))
+    assert heads[0] == pytest.approx(full[0], rel=1e-4)
+
+
+def test_a_loss_that_is_no_number_stops_with_its_batch(model, tmp_path, monkeypatch):
+    causal_loss = CausalQwen2ForCausalLM.causal_loss
+    calls = []
+
+    def broken(self, *args, **options):
+        loss, cls_loss, reg_loss = causal_loss(self, *args, **options)
+        calls.append(loss)
+        return (loss * float("nan") if len(calls) == 3 else loss), cls_loss, reg_loss
+
+    monkeypatch.setattr(CausalQwen2ForCausalLM, "causal_loss", broken)
+    with pytest.raises(TrainingDiverged, match="the loss is nan at step 2") as error:
+        train(recipe(tmp_path, model))
+    saved = list((tmp_path / "out.run").rglob("bad-batch-*.pt"))
+    assert str(saved[0]) in str(error.value)
+    assert torch.load(saved[0])["input_ids"].shape[0] == 4
+    assert not (tmp_path / "out").exists()
+
+
+def test_trackers_get_the_same_names_offline(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    pytest.importorskip("wandb")
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = train(recipe(tmp_path, model, report_to=["wandb", "tensorboard"], max_steps=2))
+    events = EventAccumulator(str(result.output / "tensorboard"))
+    events.Reload()
+    assert {"train/total_loss", "train/cls_loss_mean", "train/grad_norm"} <= set(events.Tags()["scalars"])
+    written = [path.read_bytes() for path in (result.output / "wandb").rglob("*.wandb")]
+    assert any(b"train/total_loss" in content for content in written)
+
+
+def test_early_stopping_returns_the_best_weights(model, tmp_path):
+    options = {"early_stopping": 1, "eval_steps": 1, "save_steps": 1, "max_steps": 30}
+    result = train(recipe(tmp_path, model, learning_rate=0.5, heads_learning_rate=0.5, **options))
+    assert result.metrics["train/steps"] < 30
+
+
+def test_norms_and_vectors_do_not_decay(model, tmp_path):
+    wanted = recipe(tmp_path, model, heads_learning_rate=0.25, weight_decay=0.1)
+    loaded, _ = load_model(wanted)
+    assert not loaded.numeric_embedding.direction.requires_grad
+    groups = parameter_groups(loaded, wanted)
+    where = {id(p): group for group in groups for p in group["params"]}
+    for name, parameter in loaded.named_parameters():
+        if parameter.requires_grad:
+            group = where[id(parameter)]
+            assert group["weight_decay"] == (0.1 if parameter.ndim >= 2 and "norm" not in name else 0.0), name
+            assert group["lr"] == (0.25 if name.startswith(("abduction", "action")) else 1e-3), name
+
+
+def test_debris_is_never_a_checkpoint(tmp_path):
+    for name in (
+        "checkpoint-2",
+        "checkpoint-10",
+        ".staging/checkpoint-12",
+        ".gone-checkpoint-11",
+        "checkpoint-x",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+    clear_debris(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-10",
+        "checkpoint-2",
+        "checkpoint-x",
+    ]
