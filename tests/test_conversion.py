@@ -235,11 +235,11 @@ def test_balance_gives_every_token_the_same_scale_in_every_mode(conversion, ids)
 
 def test_common_cause_is_the_best_ridge_fit_by_leave_one_out(conversion, base):
     """Against scikit-style brute force: refit without each of a few positions, and compare the prediction."""
-    from causal_qwen.conversion.calibration import _ridge
+    from causal_qwen.conversion.calibration import ridge
 
     data = features(conversion.model, base.tokenizer, TEXT)
     x, y = data.hidden_states[:200], conversion.model.token_logits(data.hidden_states[:200]).logsumexp(-1)
-    fit = _ridge(x, y.detach())
+    fit = ridge(x, y.detach())
     for left in (0, 77, 199):
         rest = torch.arange(200) != left
         xs, ys = x[rest].double(), y[rest].double()

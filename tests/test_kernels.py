@@ -16,6 +16,7 @@ from causal_qwen.kernels.compiled import CompiledKernel, compilation_enabled
 from causal_qwen.kernels.decision import choose_token, token_scores
 from causal_qwen.kernels.negatives import draw_candidates, proposal_weights
 from causal_qwen.kernels.ovr import choose_blocks
+from causal_qwen.kernels.products import Matrix
 
 # The tail block
 
@@ -205,7 +206,7 @@ def test_token_scores_are_the_linear_law(monkeypatch, leading, dtype):
 def test_the_pass_over_rows_is_the_linear_law(dtype, vocab, count):
     weight = torch.randn(vocab, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
     loc_U, scale_U = causes(count)
-    loc, scale = decision._pass_over_rows(loc_U, scale_U, weight)
+    loc, scale = decision._pass_over_rows(loc_U, scale_U, Matrix(weight))
     W = weight.double()
     torch.testing.assert_close(loc.double(), loc_U.double() @ W.T, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-__all__ = ["Cauchy", "log_tail", "magnitude", "standard_draw", "truncation_bound"]
+__all__ = ["Cauchy", "central_multiple", "log_tail", "magnitude", "standard_draw", "truncation_bound"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,11 +95,7 @@ class Cauchy:
         Raises:
             ValueError: If ``level`` is not inside (0, 1).
         """
-        if not 0.0 < level < 1.0:
-            raise ValueError(
-                f"interval level is {level!r}; it must lie strictly between 0 and 1, such as 0.9"
-            )
-        half_width = self.scale * math.tan(math.pi * level / 2)
+        half_width = self.scale * central_multiple(level)
         return self.loc - half_width, self.loc + half_width
 
     def crps(self, value: Tensor) -> Tensor:
@@ -126,6 +122,17 @@ class Cauchy:
             shape = torch.broadcast_shapes(self.loc.shape, self.scale.shape)
             uniform = torch.rand(shape, generator=generator, dtype=self.loc.dtype, device=self.loc.device)
         return self.loc + self.scale * standard_draw(uniform, density_floor=density_floor)
+
+
+def central_multiple(level: float) -> float:
+    """tan(π·level/2): how many scales the central interval of probability ``level`` reaches to each side.
+
+    Raises:
+        ValueError: If ``level`` is not inside (0, 1).
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"interval level is {level!r}; it must lie strictly between 0 and 1, such as 0.9")
+    return math.tan(math.pi * level / 2)
 
 
 def truncation_bound(density_floor: float) -> float:

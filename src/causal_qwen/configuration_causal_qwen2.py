@@ -54,6 +54,8 @@ class CausalQwen2Config(Qwen2Config):
         value_space: Where numbers are regressed: "log" or "linear".
         value_center: Median of the training numbers in value space.
         value_spread: Half their interquartile range.
+        conformal_scores: Sorted |g(v) − loc_Y|/scale_Y of numbers set aside in training, from which intervals
+            are made; None for the Cauchy quantiles themselves.
         num_token_id: The id of <NUM>; None for a model without a number channel.
         gate_alpha: α of the number gate.
         gate_gradient: Whether the number loss may move P_<NUM>.
@@ -89,6 +91,7 @@ class CausalQwen2Config(Qwen2Config):
     value_space: str = "log"
     value_center: float | int = 0.0
     value_spread: float | int = 1.0
+    conformal_scores: list[float | int] | None = None
     num_token_id: int | None = None
     gate_alpha: float | int = 0.0
     gate_gradient: bool = False
@@ -118,6 +121,11 @@ class CausalQwen2Config(Qwen2Config):
             value = getattr(self, name)
             if not smallest <= value <= largest:
                 raise ValueError(f"{name} is {value!r}; it must lie between {smallest:g} and {largest:g}")
+        scores = self.conformal_scores
+        if scores is not None and not _are_scores(scores):
+            raise ValueError(
+                f"conformal_scores begin {scores[:3]}; they must be sorted finite numbers ≥ 0, or None"
+            )
         if self.causal_size is None:
             self.causal_size = self.hidden_size
         if self.causal_size < 1:
@@ -133,6 +141,10 @@ class CausalQwen2Config(Qwen2Config):
             )
         super().__post_init__(**kwargs)
         registration.import_model()
+
+
+def _are_scores(scores: list) -> bool:
+    return bool(scores) and scores[0] >= 0 and scores == sorted(scores) and all(map(math.isfinite, scores))
 
 
 AutoConfig.register(CausalQwen2Config.model_type, CausalQwen2Config, exist_ok=True)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.kernels.decision import token_scores
+from causal_qwen.kernels.products import Matrix
 from causal_qwen.value_space import signed_log1p
 
 __all__ = ["NUM_BIAS", "AbductionNetwork", "ActionNetwork", "NumericEmbedding", "exact"]
@@ -214,23 +215,26 @@ class ActionNetwork(nn.Module):
             raise ValueError("do_sample=True moves the cause by epsilon; pass the draws, shaped like loc_U")
         return Cauchy(U.loc + temperature * noise_gain * noise * epsilon, U.scale)
 
-    def scores(self, U: Cauchy, U0: Cauchy, weight: Tensor, rows: Tensor | slice | None = None) -> Cauchy:
+    def scores(
+        self, U: Cauchy, U0: Cauchy, weight: Tensor | Matrix, rows: Tensor | slice | None = None
+    ) -> Cauchy:
         """S for all tokens, or for the given rows of W only.
 
         Args:
             U: U', (..., D).
             U0: Common cause, (...).
-            weight: W, (V, D), any float dtype.
+            weight: W, (V, D), any float dtype, or 8-bit integers with their scales (without gradients).
             rows: Token ids (K,) to score; None scores all V.
         """
         bias, balance = exact(self.bias), exact(magnitude(self.balance))  # (V,)
-        sources = (U.loc, U.scale, U0.loc, U0.scale, weight, bias, balance)
+        matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
+        sources = (U.loc, U.scale, U0.loc, U0.scale, matrix.weight, bias, balance)
         if rows is None and not (torch.is_grad_enabled() and any(t.requires_grad for t in sources)):
             shared = {"bias": bias, "balance": balance, "loc_U0": U0.loc, "scale_U0": U0.scale}
             return Cauchy(*token_scores(U.loc, U.scale, weight, **shared))
         if rows is not None:
-            weight, bias, balance = weight[rows], bias[rows], balance[rows]
-        S = U.linear(exact(weight), bias)
+            matrix, bias, balance = matrix.rows(rows), bias[rows], balance[rows]
+        S = U.linear(matrix.dense(), bias)
         read_out = balance * U.scale.mean(-1, keepdim=True)  # (..., V)
         return Cauchy(S.loc + U0.loc.unsqueeze(-1), S.scale + read_out + U0.scale.unsqueeze(-1))
 

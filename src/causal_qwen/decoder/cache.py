@@ -31,11 +31,11 @@ def kv_cache_bytes(
 
 
 class LayerCache:
-    """Keys and values of one layer.
+    """Keys and values of one layer, slot by slot: the first slots of any cache lie in memory alike.
 
     Args:
-        keys: (B, kv_heads, capacity, head_dim), rotated.
-        values: (B, kv_heads, capacity, head_dim).
+        keys: (capacity, B, kv_heads, head_dim), rotated.
+        values: (capacity, B, kv_heads, head_dim).
     """
 
     __slots__ = ("keys", "values")
@@ -46,12 +46,12 @@ class LayerCache:
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Store new keys and values, (B, kv_heads, T, head_dim), at ``slots`` (T,), in place."""
-        self.keys.index_copy_(2, slots, keys)
-        self.values.index_copy_(2, slots, values)
+        self.keys.index_copy_(0, slots, keys.permute(2, 0, 1, 3))
+        self.values.index_copy_(0, slots, values.permute(2, 0, 1, 3))
 
     def read(self, length: int) -> tuple[Tensor, Tensor]:
-        """The first ``length`` slots, as views."""
-        return self.keys[:, :, :length], self.values[:, :, :length]
+        """The first ``length`` slots, (B, kv_heads, length, head_dim), as views."""
+        return self.keys[:length].permute(1, 2, 0, 3), self.values[:length].permute(1, 2, 0, 3)
 
 
 class KVCache:
@@ -85,7 +85,7 @@ class KVCache:
         for name, value in (("batch", batch), ("capacity", capacity)):
             if value < 1:
                 raise ValueError(f"cache {name} is {value}; it must be at least 1")
-        shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+        shape = (capacity, batch, config.num_key_value_heads, config.head_dim)
         self.layers = [
             LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in ("keys", "values")))
             for _ in range(config.num_hidden_layers)
@@ -107,6 +107,11 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all keys and values; equals :func:`kv_cache_bytes`."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    def accept(self, valid: Tensor) -> None:
+        """Take the slots up to S as filled; ``valid`` (B, S) is False at padding."""
+        self.length = valid.shape[1]
+        self.valid[:, : self.length] = valid
 
     def reset(self) -> None:
         """Forget everything and set every slot to 0."""

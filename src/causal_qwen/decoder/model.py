@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ from causal_qwen.decoder.cache import KVCache, LayerCache
 from causal_qwen.decoder.config import DecoderConfig
 
 if TYPE_CHECKING:
-    from causal_qwen.decoder.generate import Generation
+    from causal_qwen.decoder.generation import Generation
 
-__all__ = ["CausalLM", "DecoderOutput", "rope_frequencies"]
+__all__ = ["CausalLM", "DecoderOutput", "placement", "rope_frequencies", "rotate", "rotation"]
 
 
 # Positions: each pair of head dimensions turns at its own speed ---------------------------------------------
@@ -63,6 +63,79 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (x_i, x_{i+d/2}) of ``heads`` (B, heads, T, d) by their angles."""
     first, second = heads.chunk(2, dim=-1)  # (B, heads, T, d/2) each
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+# Where new tokens stand, and what they see -----------------------------------------------------------------
+
+
+class Placement(NamedTuple):
+    """Where new tokens stand.
+
+    Args:
+        valid: (B, S), False at padding.
+        positions: (B, T), of the rotary angles: they count the real tokens.
+        slots: (T,) of the cache.
+        mask: (B, 1, T, S), True where a token may look.
+    """
+
+    valid: Tensor
+    positions: Tensor
+    slots: Tensor
+    mask: Tensor
+
+
+def placement(
+    config: DecoderConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
+) -> Placement:
+    """The places of new tokens (B, T) behind those in the cache; arguments as in :meth:`CausalLM.forward`.
+
+    Raises:
+        ValueError: As :meth:`CausalLM.forward`.
+    """
+    total = _check(config, input_ids, attention_mask, cache)
+    past = 0 if cache is None else cache.length
+    valid = input_ids.new_ones(input_ids.shape[0], total, dtype=torch.bool)  # (B, S)
+    if attention_mask is not None:
+        valid = attention_mask.bool()
+    elif cache is not None:
+        valid[:, :past] = cache.valid[:, :past]
+    positions = (valid.cumsum(-1) - 1).clamp(min=0)[:, past:]  # (B, T)
+    keys = torch.arange(total, device=input_ids.device)  # (S,)
+    slots = keys[past:]  # (T,)
+    # A padded token sees itself, so that no row of the softmax is empty; nobody else sees it.
+    mask = (keys <= slots[:, None]) & valid[:, None, None, :] | (keys == slots[:, None])  # (B, 1, T, S)
+    return Placement(valid, positions, slots, mask)
+
+
+def _check(
+    config: DecoderConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
+) -> int:
+    """The slots in use after these tokens, S; or an error that says what does not fit."""
+    if input_ids.dim() != 2:
+        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (batch, tokens)")
+    batch, new = input_ids.shape
+    if batch == 0 or new == 0:
+        raise ValueError(
+            f"the prompt is empty (input_ids has shape {tuple(input_ids.shape)}): "
+            "give at least one token per row, such as the beginning-of-text token"
+        )
+    total = new if cache is None else cache.length + new
+    context = config.max_position_embeddings
+    if total > context:
+        raise ValueError(f"{total} tokens do not fit the context of {context} positions: shorten the text")
+    if cache is not None and cache.batch != batch:
+        raise ValueError(f"input_ids has {batch} rows, the cache {cache.batch}: they must agree")
+    if cache is not None and total > cache.capacity:
+        raise ValueError(
+            f"{total} tokens do not fit the cache of {cache.capacity} slots: "
+            "start with new_cache(batch, capacity)"
+        )
+    if attention_mask is not None and attention_mask.shape != (batch, total):
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; it must cover the cached and the "
+            f"new tokens: ({batch}, {total})"
+        )
+    return total
 
 
 # The parts of a block ---------------------------------------------------------------------------------------
@@ -247,24 +320,16 @@ class CausalLM(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: KVCache | None = None
     ) -> Tensor:
         """Features z of each new token after the final norm, (B, T, H); arguments as in :meth:`forward`."""
-        past = 0 if past_key_values is None else past_key_values.length
-        total = self._check(input_ids, attention_mask, past_key_values)
-        valid = input_ids.new_ones(input_ids.shape[0], total, dtype=torch.bool)  # (B, S)
-        if attention_mask is not None:
-            valid = attention_mask.bool()
-        elif past_key_values is not None:
-            valid[:, :past] = past_key_values.valid[:, :past]
-        positions = (valid.cumsum(-1) - 1).clamp(min=0)[:, past:]  # (B, T)
-        keys = torch.arange(total, device=input_ids.device)  # (S,)
-        slots = keys[past:]  # (T,)
-        # A padded token sees itself, so that no row of the softmax is empty; nobody else sees it.
-        mask = (keys <= slots[:, None]) & valid[:, None, None, :] | (keys == slots[:, None])  # (B, 1, T, S)
+        place = placement(self.config, input_ids, attention_mask, past_key_values)
         hidden = self.blocks(
-            self.embed_tokens(input_ids), positions=positions, mask=mask, cache=past_key_values, slots=slots
+            self.embed_tokens(input_ids),
+            positions=place.positions,
+            mask=place.mask,
+            cache=past_key_values,
+            slots=place.slots,
         )
         if past_key_values is not None:
-            past_key_values.valid[:, :total] = valid
-            past_key_values.length = total
+            past_key_values.accept(place.valid)
         return hidden
 
     def blocks(
@@ -301,37 +366,7 @@ class CausalLM(nn.Module):
         return KVCache(self.config, batch=batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
 
     def generate(self, input_ids: Tensor, max_new_tokens: int = 128, **options: Any) -> Generation:
-        """Continue each row of ``input_ids`` (B, T); options and result as in ``generate.generate``."""
-        from causal_qwen.decoder.generate import generate
+        """Continue each row of ``input_ids`` (B, T); options and result as in ``generation.generate``."""
+        from causal_qwen.decoder.generation import generate
 
         return generate(self, input_ids, max_new_tokens, **options)
-
-    def _check(self, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None) -> int:
-        """The slots in use after these tokens, S; or an error that says what does not fit."""
-        if input_ids.dim() != 2:
-            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (batch, tokens)")
-        batch, new = input_ids.shape
-        if batch == 0 or new == 0:
-            raise ValueError(
-                f"the prompt is empty (input_ids has shape {tuple(input_ids.shape)}): "
-                "give at least one token per row, such as the beginning-of-text token"
-            )
-        total = new if cache is None else cache.length + new
-        context = self.config.max_position_embeddings
-        if total > context:
-            raise ValueError(
-                f"{total} tokens do not fit the context of {context} positions: shorten the text"
-            )
-        if cache is not None and cache.batch != batch:
-            raise ValueError(f"input_ids has {batch} rows, the cache {cache.batch}: they must agree")
-        if cache is not None and total > cache.capacity:
-            raise ValueError(
-                f"{total} tokens do not fit the cache of {cache.capacity} slots: "
-                "start with new_cache(batch, capacity)"
-            )
-        if attention_mask is not None and attention_mask.shape != (batch, total):
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}; it must cover the cached and the "
-                f"new tokens: ({batch}, {total})"
-            )
-        return total

@@ -20,7 +20,7 @@ from torch import Tensor
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.model import CausalLM
 
-__all__ = ["from_hf", "load_directory"]
+__all__ = ["PretrainedModel", "from_hf", "load_directory", "tensors_of"]
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -74,6 +74,20 @@ def from_hf(model: PretrainedModel, *, dtype: torch.dtype | None = None) -> Caus
     config = DecoderConfig.from_hf_config(model.config)
     tensors = model.state_dict()
     return _build(config, tensors, tensors.__getitem__, source=type(model).__name__, dtype=dtype)
+
+
+def tensors_of(model: PretrainedModel) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """The config and the tensors of a model of transformers, not copied, by the decoder's names.
+
+    Heads of a CausalQwen model are left out; its vocabulary matrix may read causes instead of features.
+    """
+    config = DecoderConfig.from_hf_config(model.config)
+    state = model.state_dict()
+    tensors = {name.removeprefix("model."): tensor for name, tensor in state.items() if not _is_causal(name)}
+    head, embedding = state.get(_HEAD), state[_EMBEDDING]
+    if head is not None and config.tie_word_embeddings and head.data_ptr() != embedding.data_ptr():
+        config = replace(config, tie_word_embeddings=False)
+    return config, tensors
 
 
 def _build(

@@ -67,7 +67,7 @@ CHANGE = {"Cylinders": 4, "Displacement": 120, "Horsepower": 88, "Weight_in_lbs"
 
 # How each step is repeated by hand.
 COMMANDS = (
-    "causal-qwen convert smollm2 {out}/model --overwrite",
+    "causal-qwen convert {base} {out}/model --overwrite",
     "causal-qwen parity {out}/model",
     'causal-qwen generate {out}/model "{prompt}" --mode causal --seed 7',
     "causal-qwen train {out}/cars.yaml --overwrite",
@@ -117,9 +117,9 @@ class Forecast:
         return float(np.mean((self.lower <= self.truth) & (self.truth <= self.upper)))
 
 
-def convert_and_prove(directory: Path) -> tuple[Base, Conversion, Parity]:
-    """The embedded base, its conversion in ``directory``, and both compared on held-out text."""
-    base = load_base(EMBEDDED)
+def convert_and_prove(directory: Path, *, source: str = EMBEDDED) -> tuple[Base, Conversion, Parity]:
+    """The base, its conversion in ``directory``, and both compared on held-out text."""
+    base = load_base(source)
     conversion = convert(base, directory, overwrite=True)
     return base, conversion, measure_parity(conversion.model, base, bundled_text("heldout"))
 
@@ -180,7 +180,6 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
         template=TEMPLATE,
         target=TARGET,
         batch_size=16,
-        max_length=128,
         max_steps=steps,
         learning_rate=2e-4,
         calibration_fraction=0.12,
@@ -246,7 +245,7 @@ def report(
             "Exact on day one",
             "The converted model against its base, position by position, on text that nothing was fitted to.",
             page.table(list(parity.items())),
-            [f"causal-qwen parity {EMBEDDED}"],
+            [f"causal-qwen parity {model}"],
         ),
         Section(
             "Three ways to decide",

@@ -5,6 +5,7 @@ from causal_qwen.generation.counterfactual import Counterfactual, counterfactual
 from causal_qwen.generation.decisions import Choice, Decision, InferenceMode
 from causal_qwen.generation.decoding import CausalGenerateOutput, decode
 from causal_qwen.generation.engine import Inference, InferenceEngine
+from causal_qwen.generation.native import NativeEngine
 from causal_qwen.generation.streaming import NumberStreamer
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Inference",
     "InferenceEngine",
     "InferenceMode",
+    "NativeEngine",
     "NumberStreamer",
     "abduct",
     "counterfactual",

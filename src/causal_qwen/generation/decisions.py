@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import LogitsProcessorList
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
 from causal_qwen.heads import exact
 from causal_qwen.individual import Individual
-from causal_qwen.kernels.decision import token_scores
+from causal_qwen.intervals import interval
+from causal_qwen.kernels.products import Matrix, products
 
 if TYPE_CHECKING:
     from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
@@ -65,6 +65,8 @@ class Decision:
         persistence: ρ of individuals without one of their own.
         individuals: One per row, where noise is drawn; empty otherwise.
         level: Probability of the reported interval.
+        raw_intervals: Whether it is the Cauchy law's own. It always is where the cause is moved ("standard",
+            sampled) or free of noise (temperature 0): conformal scores are about the widened law.
         ovr: In "compatible", whether P_k/ΣP is the distribution instead of softmax(logits).
     """
 
@@ -76,6 +78,7 @@ class Decision:
     persistence: float = 0.2
     individuals: Sequence[Individual] = ()
     level: float = 0.9
+    raw_intervals: bool = False
     ovr: bool = False
 
     def __post_init__(self) -> None:
@@ -141,12 +144,14 @@ class Decision:
         tokens: Tensor,
         number: Tensor,
         Y: Cauchy,
-        scores: Tensor,
+        decided_by: Tensor,
         logits: Tensor | None,
     ) -> Choice:
         decode = model.value_space.decode
-        lower, upper = Y.interval(self.level)
-        return Choice(tokens, decode(number), decode(lower), decode(upper), scores, logits)
+        calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
+        scores = model.config.conformal_scores if calibrated and not self.raw_intervals else None
+        lower, upper = interval(Y, self.level, scores)
+        return Choice(tokens, decode(number), decode(lower), decode(upper), decided_by, logits)
 
     def _by_softmax(
         self,
@@ -213,8 +218,6 @@ class Decision:
         return noise[:, :-1], noise[:, -1]
 
 
-def _linear(u: Tensor, weight: Tensor) -> Tensor:
+def _linear(u: Tensor, weight: Tensor | Matrix) -> Tensor:
     """W u in float32 without a float32 copy of W."""
-    if weight.dtype == torch.float32:
-        return F.linear(u, weight)
-    return token_scores(u, torch.zeros_like(u), weight)[0]
+    return products(u, weight if isinstance(weight, Matrix) else Matrix(weight))

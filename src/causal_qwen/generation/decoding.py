@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from causal_qwen.generation.decisions import Choice, Decision
+from causal_qwen.generation.native import NativeEngine, NativeSession
 from causal_qwen.generation.streaming import NumberStreamer
 from causal_qwen.individual import Individual
 
@@ -80,11 +81,15 @@ def decode(
     generation_config: GenerationConfig,
     *,
     decision: Decision,
+    engine: NativeEngine | None = None,
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> CausalGenerateOutput | Tensor:
-    """Generate with a `Decision`; arguments as transformers hands them to its own loops."""
+    """Generate with a `Decision`; arguments as transformers hands them to its own loops.
+
+    With an ``engine``, forward passes are its own.
+    """
     config = generation_config
     keep = bool(config.return_dict_in_generate)
     scores: tuple[Tensor, ...] | None = () if keep and config.output_scores else None
@@ -103,10 +108,17 @@ def decode(
 
     model_kwargs["output_logits"] = decision.mode == "compatible" and not decision.ovr
 
-    position, outputs = 0, model._prefill(input_ids, config, model_kwargs)
+    heads: Any = model if engine is None else engine
+    session = None if engine is None else _session(engine, input_ids, config, model_kwargs)
+    position = 0
+    if session is None:
+        outputs: Any = model._prefill(input_ids, config, model_kwargs)
+    else:
+        outputs = session.prefill(model_kwargs.get("numeric_values"))
     while True:
-        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-        choice = decision.choose(model, outputs, input_ids, position, logits_processor)
+        if session is None:
+            model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+        choice = decision.choose(heads, outputs, input_ids, position, logits_processor)
         tokens = choice.tokens
         if pads:
             tokens = tokens * unfinished + config._pad_token_tensor.to(tokens.device) * (1 - unfinished)
@@ -114,7 +126,7 @@ def decode(
             scores += (choice.scores,)
         if raw_logits is not None:
             raw_logits += (
-                choice.logits if choice.logits is not None else model.token_logits(outputs.loc_U[:, -1]),
+                choice.logits if choice.logits is not None else heads.token_logits(outputs.loc_U[:, -1]),
             )
         if hidden_states is not None:
             hidden_states += (outputs.hidden_states,)
@@ -133,6 +145,9 @@ def decode(
         if not model._has_unfinished_sequences(finished, synced_gpus, device=input_ids.device):
             break
         position += 1
+        if session is not None:
+            outputs = session.step(tokens, numbers.rows[0])
+            continue
         step = 1 if model_kwargs["use_cache"] else None
         outputs = forward(
             **model.prepare_inputs_for_generation(input_ids, next_sequence_length=step, **model_kwargs),
@@ -155,4 +170,26 @@ def decode(
         numeric_lower=lower,
         numeric_upper=upper,
         individuals=list(decision.individuals) or None,
+    )
+
+
+def _session(
+    engine: NativeEngine, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> NativeSession:
+    """The engine's view of what generate() prepared.
+
+    Raises:
+        ValueError: If something is asked for that only the model itself can give.
+    """
+    if config.output_hidden_states or config.output_attentions or "inputs_embeds" in model_kwargs:
+        raise ValueError(
+            "the native engine reads tokens and keeps neither hidden states nor attentions; "
+            "call generate() without engine= for these"
+        )
+    return engine.session(
+        input_ids,
+        model_kwargs.get("attention_mask"),
+        max_length=config.max_length,
+        output_logits=model_kwargs["output_logits"],
+        hide_num=bool(model_kwargs.get("hide_num_token")),
     )

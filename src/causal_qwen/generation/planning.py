@@ -41,6 +41,7 @@ def plan(
     settings: dict[str, Any],
     individual: Individuals | None,
     interval_level: float,
+    raw_intervals: bool,
     normalisation: str,
     suppress_unused: bool,
 ) -> Decision | None:
@@ -55,6 +56,7 @@ def plan(
             given.
         individual: As given to generate().
         interval_level: As given to generate().
+        raw_intervals: As given to generate().
         normalisation: As given to generate().
         suppress_unused: As given to generate().
     """
@@ -79,6 +81,7 @@ def plan(
     if suppress_unused:
         kwargs["logits_processor"] = _with_suppression(model, kwargs.get("logits_processor"))
 
+    reported: dict[str, Any] = {"level": interval_level, "raw_intervals": raw_intervals}
     way = asked.get_generation_mode(kwargs.get("assistant_model"))
     if mode == "compatible":
         if individual is not None:
@@ -93,7 +96,7 @@ def plan(
                 )
             return None
         _move_stop_strings(asked, kwargs)
-        return Decision(mode, do_sample=asked.do_sample, level=interval_level, ovr=normalisation == "ovr")
+        return Decision(mode, do_sample=asked.do_sample, ovr=normalisation == "ovr", **reported)
     if way not in LOOPED:
         raise ValueError(
             f"{way.value} ranks texts by softmax probabilities, which inference_mode={mode!r} does not have; "
@@ -104,7 +107,7 @@ def plan(
     temperature = 1.0 if asked.temperature is None else float(asked.temperature)
     # Temperature scales noise here; transformers would divide logits by it.
     kwargs |= {"do_sample": do_sample, "temperature": 1.0}
-    decision = Decision(mode, do_sample=do_sample, temperature=temperature, level=interval_level, **found)
+    decision = Decision(mode, do_sample=do_sample, temperature=temperature, **reported, **found)
     rows = _batch_size(inputs, kwargs) * (asked.num_return_sequences or 1)
     return replace(decision, individuals=_individuals(individual, rows, do_sample))
 

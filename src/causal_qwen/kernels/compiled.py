@@ -1,7 +1,9 @@
 """A function compiled at its first use, with a plain twin for where no compiler works.
 
 Nothing is compiled at import. ``CAUSAL_QWEN_COMPILE=0`` and ``TORCHDYNAMO_DISABLE=1`` select the plain twin;
-so does a compiler that fails, with one line in the log. This module does not know what it compiles.
+so does a compiler that fails, with one line in the log. What was compiled is kept for later processes, in
+the library's cache directory unless ``TORCHINDUCTOR_CACHE_DIR`` names another. This module does not know what
+it compiles.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
+
+from causal_qwen.directories import cache_directory
 
 __all__ = ["CompiledKernel", "compilation_enabled"]
 
@@ -39,12 +43,23 @@ class CompiledKernel(Generic[P, R]):
         fast: What is compiled, on the first call.
         plain: The same result without a compiler.
         dynamic: Whether one variant serves all sizes; otherwise each shape of the inputs has its own.
+        options: More of the compiler's settings.
     """
 
-    def __init__(self, fast: Callable[P, R], plain: Callable[P, R], *, dynamic: bool) -> None:
+    def __init__(
+        self,
+        fast: Callable[P, R],
+        plain: Callable[P, R],
+        *,
+        dynamic: bool,
+        options: Mapping[str, bool | int | str] | None = None,
+    ) -> None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
         self.fast = fast
         self.plain = plain
         self.dynamic = dynamic
+        # a·b + c in one instruction
+        self.options = {"cpp.enable_floating_point_contract_flag": "fast", **(options or {})}
         self.failed = False
         self._compiled: Callable[P, R] | None = None
         self._lock = threading.Lock()
@@ -76,7 +91,7 @@ class CompiledKernel(Generic[P, R]):
                     fullgraph=True,
                     recompile_limit=VARIANTS,
                     isolate_recompiles=True,
-                    options={"cpp.enable_floating_point_contract_flag": "fast"},  # a·b + c in one instruction
+                    options=self.options,
                 )
             return self._compiled
 

@@ -6,18 +6,17 @@ pass serves both, and |W| is never stored. This module does not know sampling, p
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
+from causal_qwen.kernels.products import PASS_SIZES, SMALLEST_COMPILED, Matrix
 
 __all__ = ["choose_token", "token_scores"]
 
-# A matrix of fewer elements is read in little time: not worth a compiler.
-SMALLEST_COMPILED = 1 << 24
-# Positions that one pass carries; other counts are padded up to the next. Beyond, matrix products win.
-PASS_SIZES = (1, 2, 4, 8)
 # Parts of W that one position reads side by side, in 16 and in 32 bits.
 PARTS = (2, 4)
 # Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
@@ -27,7 +26,7 @@ BLOCK_ROWS = 1024
 def token_scores(
     loc_U: Tensor,
     scale_U: Tensor,
-    weight: Tensor,
+    weight: Tensor | Matrix,
     *,
     bias: Tensor | None = None,
     balance: Tensor | None = None,
@@ -42,7 +41,7 @@ def token_scores(
     Args:
         loc_U: (..., D), float32 or float64.
         scale_U: (..., D), > 0.
-        weight: (V, D) W, any float dtype.
+        weight: (V, D) W, any float dtype, or 8-bit integers with their scales.
         bias: (V,) b, or None for 0.
         balance: (V,) ≥ 0, or None for 0.
         loc_U0: (...), or None for 0.
@@ -52,12 +51,15 @@ def token_scores(
         loc_S and scale_S, (..., V), in the dtype of ``loc_U``.
     """
     leading = loc_U.shape[:-1]
+    matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
+    matrix = matrix._replace(weight=matrix.weight.detach())
+    vocab_size = matrix.weight.shape[0]
     with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
         flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
-        loc_S, scale_S = _products(flat_loc, flat_scale, weight.detach())
+        loc_S, scale_S = _products(flat_loc, flat_scale, matrix)
         loc_S, scale_S = (
-            loc_S.view(*leading, weight.shape[0]),
-            scale_S.view(*leading, weight.shape[0]),
+            loc_S.view(*leading, vocab_size),
+            scale_S.view(*leading, vocab_size),
         )  # (..., V)
         if bias is not None:
             loc_S += bias
@@ -90,51 +92,61 @@ def choose_token(
     return (distance / scale_S).argmax(-1)
 
 
-def _products(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """W loc_U and |W| scale_U, (N, V) each, for (N, D)."""
     count = loc_U.shape[0]
     if torch.compiler.is_compiling():  # already inside somebody's graph, which fuses on its own
-        return F.linear(loc_U, weight.to(loc_U.dtype)), F.linear(scale_U, weight.to(loc_U.dtype).abs())
-    small = weight.numel() < SMALLEST_COMPILED or loc_U.dtype != torch.float32
+        weight = matrix.dense().to(loc_U.dtype)
+        return F.linear(loc_U, weight), F.linear(scale_U, weight.abs())
+    small = matrix.weight.numel() < SMALLEST_COMPILED or loc_U.dtype != torch.float32
     if small or not 0 < count <= PASS_SIZES[-1]:
-        return _block_products(loc_U, scale_U, weight)
+        return _block_products(loc_U, scale_U, matrix)
     padding = min(size for size in PASS_SIZES if size >= count) - count
     # Copies, so that tensors made in inference mode do not compile a variant of their own.
     with torch.inference_mode(False):
         loc_U, scale_U = (F.pad(U, (0, 0, 0, padding)) if padding else U.clone() for U in (loc_U, scale_U))
-        loc_S, scale_S = _one_pass(loc_U, scale_U, weight)
+        loc_S, scale_S = _one_pass(loc_U, scale_U, matrix)
     return loc_S[:count], scale_S[:count]
 
 
-def _block_products(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _block_products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """`_products` block by block, so that absolute values exist for one block of rows at a time."""
-    vocab_size, dtype = weight.shape[0], loc_U.dtype
+    vocab_size, width = matrix.weight.shape[0], matrix.columns
     loc_S, scale_S = loc_U.new_empty(2, loc_U.shape[0], vocab_size)
-    absolute = loc_U.new_empty(min(BLOCK_ROWS, vocab_size), weight.shape[1])
+    absolute = loc_U.new_empty(min(BLOCK_ROWS, vocab_size), width)
     for first in range(0, vocab_size, BLOCK_ROWS):
         block = slice(first, min(first + BLOCK_ROWS, vocab_size))
-        rows = weight[block].to(dtype)  # (v, D)
+        part = matrix.rows(block)
+        rows = (part.weight if part.scale is None else part.dense()).to(loc_U.dtype)  # (v, D)
         torch.mm(loc_U, rows.T, out=loc_S[:, block])
         torch.mm(scale_U, torch.abs(rows, out=absolute[: block.stop - first]).T, out=scale_S[:, block])
     return loc_S, scale_S
 
 
-def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """`_products` as row sums, written out for every position so that one loop over W carries them all.
 
     The loop reads several parts of W side by side: one row after the other does not keep the memory busy.
     """
-    count, vocab_size = loc_U.shape[0], weight.shape[0]
-    parts = max(PARTS[weight.itemsize == 4] // count, 1)
+    count, vocab_size = loc_U.shape[0], matrix.weight.shape[0]
+    parts = max(PARTS[matrix.weight.itemsize == 4] // count, 1)
     size = -(-vocab_size // parts)
+    locs, scales = matrix.split(loc_U), matrix.split(scale_U)
     loc_parts, scale_parts = [], []
     for first in range(0, vocab_size, size):
         start = min(first, vocab_size - size)  # parts of one length share the loop, so the last may overlap
-        rows = weight[start : start + size].to(torch.float32)  # (v, D): never stored, but part of the loop
-        own = slice(first - start, None)
-        loc_parts.append(torch.stack([(rows * loc_U[i]).sum(-1)[own] for i in range(count)]))
-        scale_parts.append(torch.stack([(rows.abs() * scale_U[i]).sum(-1)[own] for i in range(count)]))
+        part = matrix.rows(slice(start, start + size))
+        rows = part.wide_runs()  # (v, D) in parts: never stored, but part of the loop
+        absolute, own = [run.abs() for run in rows], slice(first - start, None)
+        loc_parts.append(torch.stack([_row_sums(rows, locs, i)[own] for i in range(count)]))
+        scale_parts.append(torch.stack([_row_sums(absolute, scales, i)[own] for i in range(count)]))
     return torch.cat(loc_parts, -1), torch.cat(scale_parts, -1)
+
+
+def _row_sums(runs: list[Tensor], vectors: list[Tensor], i: int) -> Tensor:
+    """The products of all rows with the i-th vector, both in parts."""
+    terms = [run * vector[i] for run, vector in zip(runs, vectors, strict=True)]
+    return functools.reduce(torch.add, terms).sum((-2, -1))
 
 
 _one_pass = CompiledKernel(_pass_over_rows, _block_products, dynamic=False)

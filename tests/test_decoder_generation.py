@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen.decoder import CausalLM, DecoderConfig, JsonComplete, Repetition, from_hf, generate, pad_left
-from causal_qwen.decoder.generate import prefill, step
+from causal_qwen.decoder.generation import prefill, step
 
 FAMILIES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
 

@@ -8,16 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from causal_qwen.decoder.cache import KVCache
-from causal_qwen.decoder.model import CausalLM
+from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.sampling import Sampling, tokens_seen
 from causal_qwen.decoder.stopping import RowMonitor, Stop, StopReason, as_conditions
 
-__all__ = ["Generation", "generate", "pad_left", "prefill", "step"]
+__all__ = ["Decoder", "Generation", "generate", "pad_left", "prefill", "step"]
+
+
+class Decoder(Protocol):
+    """What generation needs of a model: `CausalLM` has it, and `Engine`."""
+
+    config: DecoderConfig
+
+    def new_cache(self, batch: int, capacity: int | None = None) -> KVCache:
+        """An empty cache."""
+        ...
+
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, past_key_values: KVCache | None = None
+    ) -> Tensor:
+        """Features of each new token, (B, T, H)."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits, (..., V)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +80,19 @@ def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Tens
     return input_ids, attention_mask
 
 
-def prefill(model: CausalLM, input_ids: Tensor, attention_mask: Tensor, cache: KVCache) -> Tensor:
+def prefill(model: Decoder, input_ids: Tensor, attention_mask: Tensor, cache: KVCache) -> Tensor:
     """Fill the cache with the prompts (B, T); logits of the first new token, (B, V)."""
     return model.head(model.hidden(input_ids, attention_mask, cache)[:, -1])
 
 
-def step(model: CausalLM, tokens: Tensor, cache: KVCache) -> Tensor:
+def step(model: Decoder, tokens: Tensor, cache: KVCache) -> Tensor:
     """Append one token per row (B,); logits of the next, (B, V)."""
     return model.head(model.hidden(tokens[:, None], None, cache)[:, -1])
 
 
 @torch.inference_mode()
 def generate(
-    model: CausalLM,
+    model: Decoder,
     input_ids: Tensor,
     max_new_tokens: int = 128,
     *,
@@ -153,7 +174,7 @@ def generate(
 
 
 def _check_prompt(
-    model: CausalLM, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
+    model: Decoder, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
 ) -> Tensor:
     """The attention mask, (B, T) bool; or an error that says what cannot be continued."""
     if max_new_tokens < 1:

@@ -1,0 +1,71 @@
+"""causal-qwen eval MODEL DATA."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from causal_qwen.cli.console import note, print_json, print_table
+from causal_qwen.cli.convert import Dtype
+from causal_qwen.cli.models import MODEL_HELP, load
+from causal_qwen.cli.rows import DATA_HELP, TARGET_HELP, TEMPLATE_HELP, OnBadRow, labelled_batches, reading
+
+
+def command(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
+    target: Annotated[str | None, typer.Option(help=TARGET_HELP)] = None,
+    report: Annotated[
+        Path, typer.Option(help="Report with pictures, .html or .md; one file.", dir_okay=False)
+    ] = Path("evaluation.html"),
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
+    max_length: Annotated[int, typer.Option(help="Tokens per row.", min=2)] = 512,
+    batch_size: Annotated[int, typer.Option(help="Rows per forward pass.", min=1)] = 16,
+    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or skip it.")] = OnBadRow.error,
+    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Measure a model on labelled data: every metric, and a report with pictures."""
+    if not no_report and report.suffix.lower() not in (".html", ".md"):
+        raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html or .md")
+    loaded, processor = load(model, device=device, dtype=dtype.value)
+    from tqdm import tqdm
+
+    from causal_qwen.evaluation import run_evaluation
+    from causal_qwen.evaluation.report import write_report
+    from causal_qwen.training.data import BadRows
+
+    how = reading(model, template, target)
+    bad_rows = BadRows(on_bad_row.value)
+    batches = labelled_batches(
+        processor,
+        data,
+        how,
+        bad_rows,
+        max_length=max_length,
+        batch_size=batch_size,
+    )
+    start = time.perf_counter()
+    seen = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))
+    seconds = time.perf_counter() - start
+    if len(seen.labels) == 0:
+        raise ValueError(f"{data}: no row with a token to predict")
+    found = seen.metrics()
+    if not no_report:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"model": model, "data": data} | ({"template": how.template} if how.template else {})
+        write_report(seen, report, title=f"Evaluation of {Path(model).name}", facts=facts)
+        note(f"report: {report}")
+    counts = {"tokens": len(seen.labels), "numbers": len(seen.values), "bad_rows": bad_rows.count}
+    if as_json:
+        shown = {name: entry if math.isfinite(entry) else None for name, entry in found.items()}
+        print_json(shown | counts | {"seconds": seconds, "report": None if no_report else str(report)})
+        return
+    rows = [(name, f"{entry:.4g}") for name, entry in found.items()]
+    print_table(f"{model} on {data}", rows + [(name, f"{count:,}") for name, count in counts.items()])

@@ -1,0 +1,103 @@
+"""causal-qwen kv-memory MODEL."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from causal_qwen.cli.console import print_json, print_table
+
+if TYPE_CHECKING:
+    from causal_qwen.decoder import DecoderConfig
+
+LENGTHS = [1024, 2048, 4096, 8192, 32768]
+
+
+class CacheDtype(StrEnum):
+    """Precision of keys and values."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="tiny, llama_7b, or a directory with a config.json of Qwen2 or Llama.")
+    ] = "llama_7b",
+    length: Annotated[list[int] | None, typer.Option(help="Tokens; may be repeated.", min=1)] = None,
+    kv_heads: Annotated[
+        list[int] | None, typer.Option(help="Key and value heads; may be repeated.", min=1)
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Rows.", min=1)] = 1,
+    dtype: Annotated[CacheDtype, typer.Option(help="Precision of keys and values.")] = CacheDtype.float16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show the memory of the KV cache for lengths and numbers of key and value heads."""
+    import torch
+
+    from causal_qwen.decoder import kv_cache_bytes
+
+    config = _config(model)
+    heads = kv_heads or _divisors(config.num_attention_heads)
+    configs = {count: _with_kv_heads(config, count) for count in heads}
+    element = getattr(torch, dtype.value)
+    table = {
+        count: {
+            tokens: kv_cache_bytes(configs[count], batch, tokens, element) for tokens in length or LENGTHS
+        }
+        for count in heads
+    }
+    if as_json:
+        rows = [
+            {"kv_heads": count, "tokens": tokens, "bytes": size}
+            for count, sizes in table.items()
+            for tokens, size in sizes.items()
+        ]
+        print_json(
+            {"model": model, "batch": batch, "dtype": dtype.value, "kv_heads": config.num_key_value_heads}
+            | {"rows": rows}
+        )
+        return
+    header = ("kv heads", *(f"{tokens:,} tokens" for tokens in length or LENGTHS))
+    lines = [
+        (
+            f"{count}{' (its own)' if count == config.num_key_value_heads else ''}",
+            *map(_readable, sizes.values()),
+        )
+        for count, sizes in table.items()
+    ]
+    print_table(f"KV cache of {model}, {batch} × {dtype.value}", lines, header=header)
+
+
+def _config(model: str) -> DecoderConfig:
+    """A preset, or what a directory says."""
+    from causal_qwen.decoder import DecoderConfig
+
+    presets = {"tiny": DecoderConfig.tiny, "llama_7b": DecoderConfig.llama_7b}
+    if model in presets:
+        return presets[model]()
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{model}: neither a directory with a config.json nor one of {', '.join(presets)}")
+    return DecoderConfig.from_hf_config(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _with_kv_heads(config: DecoderConfig, count: int) -> DecoderConfig:
+    from dataclasses import replace
+
+    return replace(config, num_key_value_heads=count)
+
+
+def _divisors(number: int) -> list[int]:
+    """From plain multi-head attention down to one shared head."""
+    return [count for count in range(number, 0, -1) if number % count == 0]
+
+
+def _readable(size: int) -> str:
+    mebibytes = size / 2**20
+    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 1024 else f"{mebibytes:.1f} MiB"

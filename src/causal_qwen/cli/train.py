@@ -1,0 +1,157 @@
+"""causal-qwen train [CONFIG]."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+
+if TYPE_CHECKING:
+    from causal_qwen.training.recipe import TrainingRecipe
+
+DRY_ROWS = 3
+
+
+class Method(StrEnum):
+    """What is trained."""
+
+    full = "full"
+    lora = "lora"
+    heads = "heads"
+
+
+class OnBadRow(StrEnum):
+    """What a row that cannot be used does."""
+
+    error = "error"
+    skip = "skip"
+
+
+def command(
+    config: Annotated[Path | None, typer.Argument(help="A recipe in YAML; flags stand above it.")] = None,
+    model: Annotated[str | None, typer.Option(help="A converted directory, or a source (smollm2).")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="JSONL, JSON, CSV, TSV, Parquet or text; may be repeated.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Directory of the trained model.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help='Sentence of a table\'s row: "A {cut} diamond costs {price}."')
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Field with which the completion begins.")] = None,
+    validation: Annotated[str | None, typer.Option(help="File to evaluate on.")] = None,
+    on_bad_row: Annotated[OnBadRow | None, typer.Option(help="Stop at a bad row, or skip it.")] = None,
+    method: Annotated[Method | None, typer.Option(help="All weights, adapters, or the heads only.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Steps instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per step and process.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of backbone or adapters.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is drawn.")] = None,
+    report_to: Annotated[
+        list[str] | None, typer.Option(help="wandb, tensorboard or trackio; may be repeated.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other key of a recipe: --set packing=true.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what the model will see.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Teach a model your texts or your table, numbers as numbers, with honest intervals."""
+    given: dict[str, Any] = {
+        "model": model,
+        "data": (data[0] if len(data) == 1 else data) if data else None,
+        "output": str(output) if output else None,
+        "template": template,
+        "target": target,
+        "validation": validation,
+        "on_bad_row": on_bad_row.value if on_bad_row else None,
+        "method": method.value if method else None,
+        "epochs": epochs,
+        "max_steps": max_steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "report_to": report_to or None,
+    }
+    flags = {name: value for name, value in given.items() if value is not None} | _settings(set_ or [])
+    if dry_run:
+        flags.setdefault("output", "unused")
+    note("preparing …")
+    quiet_libraries()
+    from causal_qwen.training import TrainingRecipe, train
+
+    recipe = TrainingRecipe.from_yaml(config, **flags) if config else TrainingRecipe.from_mapping(flags)
+    if dry_run:
+        _show(recipe)
+        return
+    result = train(recipe, resume=resume, overwrite=overwrite)
+    if not result.metrics:  # not the main process
+        return
+    if as_json:
+        print_json(
+            {"output": str(result.output), "skipped_rows": result.skipped_rows, "metrics": result.metrics}
+        )
+        return
+    if result.skipped_rows:
+        note(f"{result.skipped_rows} rows were skipped")
+    rows = [(name, f"{value:.4g}") for name, value in sorted(result.metrics.items())]
+    print_table(f"{recipe.model} → {result.output}", rows)
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs, each value read as YAML."""
+    import yaml
+
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--set {pair}: write KEY=VALUE")
+        found[name.strip()] = yaml.safe_load(value)
+    return found
+
+
+def _show(recipe: TrainingRecipe) -> None:
+    """The first rows as the model will see them: prompts dim, what is learned plain, numbers highlighted."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from causal_qwen.training.encoding import numbers_of
+    from causal_qwen.training.preparation import load_processor, prepare_rows
+    from causal_qwen.value_space import ValueSpace
+
+    processor = load_processor(recipe)
+    parts = prepare_rows(recipe, processor, None)
+    console = Console(highlight=False, soft_wrap=True)
+    for row in parts.sample[:DRY_ROWS]:
+        line = Text()
+        for token, value, label in zip(row.input_ids, row.numeric_values, row.labels, strict=True):
+            is_num = token == processor.num_token_id
+            text = f"<NUM {value:.6g}>" if is_num else processor.tokenizer.decode([token])
+            line.append(text, style=("bold yellow" if is_num else "") + (" dim" if label == -100 else ""))
+        console.print(line)
+        console.print(
+            f"  {len(row)} tokens, {sum(label != -100 for label in row.labels)} learned", style="cyan"
+        )
+    values = numbers_of(parts.sample, processor.num_token_id)
+    rows = [
+        ("training rows", f"{len(parts.sample)}" + (" (head of the stream)" if recipe.streaming else "")),
+        ("validation rows", str(len(parts.validation))),
+        ("calibration rows", str(len(parts.calibration))),
+        ("skipped rows", str(parts.bad_rows.count)),
+        ("tokens", str(sum(map(len, parts.sample)))),
+        ("numbers to learn", str(len(values))),
+    ]
+    if not recipe.streaming and recipe.packing:
+        rows.append(("packed rows", str(len(list(parts.train)))))
+    if len(values):
+        space = ValueSpace.fit(recipe.value_space, values)
+        rows += [("value_center", f"{space.center:.6g}"), ("value_spread", f"{space.spread:.6g}")]
+    print_table("what the model will see", rows)

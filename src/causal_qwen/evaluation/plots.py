@@ -1,0 +1,118 @@
+"""Pictures of an evaluation: calibration, errors, coverage, and predictions with their intervals.
+
+Each takes an `Evaluation` and draws on one pair of axes. Figures are made without pyplot, so that nothing
+global changes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from causal_qwen.evaluation import metrics
+from causal_qwen.evaluation.run import Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_calibration", "draw_coverage", "draw_errors", "draw_predictions", "picture"]
+
+BLUE, ORANGE, GREY = "#2166ac", "#d6604d", "#777777"
+LEVELS = torch.linspace(0.02, 0.98, 49).tolist()
+MOST_POINTS = 300
+
+
+def picture(draw: Callable[[Axes, Evaluation], None], seen: Evaluation) -> bytes:
+    """A PNG of one drawing.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("pictures need matplotlib: pip install 'causal-qwen[train]'") from None
+    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    draw(figure.add_subplot(), seen)
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=110)
+    return stream.getvalue()
+
+
+def draw_calibration(axes: Axes, seen: Evaluation) -> None:
+    """How often the chosen token is right, by the probability P_k/ΣP that it was given."""
+    count, stated, right = metrics.calibration_bins(seen.confidence, seen.correct)
+    filled = count > 0
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
+    sizes = 20 + 180 * count[filled] / count.max()
+    axes.plot(stated[filled], right[filled], color=BLUE, linewidth=1)
+    axes.scatter(
+        stated[filled], right[filled], s=sizes, color=BLUE, alpha=0.8, label="tokens (area: how many)"
+    )
+    error = metrics.expected_calibration_error(seen.confidence, seen.correct)
+    axes.set(
+        xlabel="probability of the chosen token", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1.02)
+    )
+    axes.set_title(f"Calibration (ECE {error:.3f})")
+    axes.legend(loc="upper left", frameon=False, fontsize=8)
+
+
+def draw_errors(axes: Axes, seen: Evaluation) -> None:
+    """The share of numbers whose error is at most so large."""
+    errors = (seen.predicted - seen.values).abs().sort().values
+    shares = torch.arange(1, len(errors) + 1) / len(errors)
+    middle, tail = metrics.quantile(errors, 0.5), metrics.quantile(errors, 0.9)
+    axes.step(errors, shares, where="post", color=BLUE)
+    axes.axvline(middle, color=ORANGE, linewidth=1, label=f"median {middle:.3g}")
+    axes.axvline(tail, color=ORANGE, linewidth=1, linestyle=":", label=f"90% below {tail:.3g}")
+    if errors[-1] > 50 * max(middle, 1e-12) and middle > 0:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    axes.set(xlabel="|prediction − number|", ylabel="share of numbers", ylim=(0, 1.02), title="Errors")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+
+
+def draw_coverage(axes: Axes, seen: Evaluation) -> None:
+    """The share of numbers inside their interval, by its nominal level."""
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as stated")
+    raw = [seen.coverage(level, raw=True) for level in LEVELS]
+    axes.plot(LEVELS, raw, color=ORANGE, linewidth=1.5, label="Cauchy law")
+    if seen.conformal_scores is not None:
+        mapped = [seen.coverage(level) for level in LEVELS]
+        axes.plot(LEVELS, mapped, color=BLUE, linewidth=2, label="reported (split conformal)")
+    axes.set(xlabel="nominal level", ylabel="share of numbers inside", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set_title("Interval coverage")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+
+
+def draw_predictions(axes: Axes, seen: Evaluation) -> None:
+    """Predictions with 90% intervals against the truth; at most 300, evenly spread over the true values."""
+    order = seen.values.argsort()
+    step = max(len(order) / MOST_POINTS, 1.0)
+    kept = order[(torch.arange(min(len(order), MOST_POINTS)) * step).long()]
+    truth, predicted = seen.values[kept], seen.predicted[kept]
+    lower, upper = (end[kept] for end in seen.interval(0.9))
+    inside = (lower <= truth) & (truth <= upper)
+    for covered, color, name in ((inside, BLUE, "inside"), (~inside, ORANGE, "outside")):
+        if covered.any():
+            reach = torch.stack([predicted - lower, upper - predicted])[:, covered].clamp(min=0)
+            axes.errorbar(
+                truth[covered], predicted[covered], yerr=reach, fmt="o", markersize=3, color=color,
+                ecolor=color, elinewidth=0.6, alpha=0.6, label=f"truth {name} the 90% interval",
+            )  # fmt: skip
+    ends = [float(truth.min()), float(truth.max())]
+    axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=1)
+    if ends[0] > 0 and ends[1] > 30 * ends[0]:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    else:
+        # A few wide intervals must not hide the rest.
+        span = max(ends[1] - ends[0], 1e-9)
+        low, high = metrics.quantile(lower, 0.05), metrics.quantile(upper, 0.95)
+        axes.set_ylim(max(min(low, ends[0]), ends[0] - 2 * span), min(max(high, ends[1]), ends[1] + 2 * span))
+    axes.set(xlabel="number", ylabel="prediction", title="Predictions")
+    axes.legend(loc="upper left", frameon=False, fontsize=8)

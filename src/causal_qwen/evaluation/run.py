@@ -1,0 +1,247 @@
+"""A run over data: from batches to every eval/* and dist/* metric.
+
+Scores (positions × vocabulary) exist for a few positions at a time; what is kept of a position is a handful
+of numbers, and of the causes a random sample of bounded size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.evaluation import metrics
+from causal_qwen.evaluation.conformal import standardised_residuals
+from causal_qwen.evaluation.positions import Positions, labelled_positions
+from causal_qwen.heads import exact
+from causal_qwen.intervals import interval, multiple
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.value_space import ValueSpace
+
+__all__ = ["Evaluation", "evaluate", "run_evaluation"]
+
+# Elements of one (positions, vocabulary) tensor: 32 MB in float32.
+CHUNK_ELEMENTS = 1 << 23
+# Positions whose causes are kept for medians and quartiles.
+SAMPLE_POSITIONS = 4096
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a run has seen.
+
+    Args:
+        labels: (N,) true next tokens.
+        chosen: (N,) deterministic choices.
+        confidence: (N,) P_k/ΣP of the choice.
+        prob_sum: (N,) ΣP.
+        token_means: Means over the N positions of what is not kept per position.
+        U: Moments and quartiles of loc_U and scale_U.
+        Y: (M,) laws of the numbers in value space, float64.
+        values: (M,) true numbers, float64.
+        value_space: Where Y lives.
+        conformal_scores: The model's; None for the law itself.
+        num_token_id: <NUM>, or None.
+    """
+
+    labels: Tensor
+    chosen: Tensor
+    confidence: Tensor
+    prob_sum: Tensor
+    token_means: dict[str, float]
+    U: dict[str, float]
+    Y: Cauchy
+    values: Tensor
+    value_space: ValueSpace
+    conformal_scores: list[float] | None
+    num_token_id: int | None
+
+    @property
+    def correct(self) -> Tensor:
+        """(N,) whether the choice was the label."""
+        return self.chosen == self.labels
+
+    @property
+    def predicted(self) -> Tensor:
+        """(M,) point predictions g⁻¹(loc_Y)."""
+        return self.value_space.decode(self.Y.loc)
+
+    @property
+    def residuals(self) -> Tensor:
+        """(M,) |g(v) − loc_Y|/scale_Y."""
+        return standardised_residuals(self.Y, self.value_space.encode(self.values))
+
+    def interval(self, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
+        """(M,) lower and upper ends, as `predict_number` reports them."""
+        lower, upper = interval(self.Y, level, None if raw else self.conformal_scores)
+        return self.value_space.decode(lower), self.value_space.decode(upper)
+
+    def coverage(self, level: float, *, raw: bool = False) -> float:
+        """Share of the intervals of this level that hold their number."""
+        return metrics.coverage(self.residuals, multiple(level, None if raw else self.conformal_scores))
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric by its name; NaN where the data leave one undefined."""
+        is_num = -1 if self.num_token_id is None else self.num_token_id
+        predicted, actual = self.chosen == is_num, self.labels == is_num
+        lower, upper = self.interval(0.9)
+        return {
+            "eval/accuracy": metrics.accuracy(self.chosen, self.labels),
+            "eval/num_precision": metrics.precision(predicted, actual),
+            "eval/num_recall": metrics.recall(predicted, actual),
+            "eval/num_f1": metrics.f1(predicted, actual),
+            "eval/reg_mae": metrics.mean_absolute_error(self.predicted, self.values),
+            "eval/reg_mdae": metrics.median_absolute_error(self.predicted, self.values),
+            "eval/reg_crps": metrics.crps(self.Y, self.value_space.encode(self.values)),
+            "eval/coverage_50": self.coverage(0.5),
+            "eval/coverage_90": self.coverage(0.9),
+            "eval/coverage_50_raw": self.coverage(0.5, raw=True),
+            "eval/coverage_90_raw": self.coverage(0.9, raw=True),
+            "eval/width_90_median": metrics.median(upper - lower),
+            **self.token_means,
+            "eval/ece": metrics.expected_calibration_error(self.confidence, self.correct),
+            **self.U,
+            "dist/ovr_prob_sum_median": metrics.median(self.prob_sum),
+        }
+
+
+def evaluate(
+    model: CausalQwen2ForCausalLM, processor: CausalQwen2Processor, batches: Iterable[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Every eval/* and dist/* metric of a model on labelled batches, always deterministic ("standard").
+
+    Args:
+        model: Left in the mode of training that it was in.
+        processor: Who made the batches.
+        batches: Each with ``input_ids`` and ``labels`` (B, T), −100 ignored, and where there are any
+            ``attention_mask`` and ``numeric_values``.
+
+    Raises:
+        ValueError: If model and processor do not mean the same token by <NUM>.
+    """
+    if model.config.num_token_id not in (None, processor.num_token_id):
+        raise ValueError(
+            f"<NUM> is {processor.num_token_id} for the processor and {model.config.num_token_id} for the "
+            "model; load both from the same directory"
+        )
+    return run_evaluation(model, batches).metrics()
+
+
+@torch.no_grad()
+def run_evaluation(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> Evaluation:
+    """Look at every labelled position once; arguments as for `evaluate`."""
+    causes = {"loc": _Summary(), "scale": _Summary()}
+    tokens: list[dict[str, Tensor]] = []
+    numbers: list[tuple[Tensor, Tensor, Tensor]] = []
+    for positions in labelled_positions(model, batches):
+        causes["loc"].add(positions.U.loc)
+        causes["scale"].add(positions.U.scale)
+        tokens += [_token_facts(model, chunk) for chunk in _chunks(positions, model.config.vocab_size)]
+        if model.config.num_token_id is not None:
+            is_num = positions.labels == model.config.num_token_id
+            Y = positions.Y[is_num]
+            numbers.append((Y.loc.double().cpu(), Y.scale.double().cpu(), positions.values[is_num].cpu()))
+    nothing = {name: torch.empty(0) for name in ("confidence", "prob_sum", "ovr_nll", "softmax_nll", "brier")}
+    nothing |= {name: torch.empty(0, dtype=torch.long) for name in ("labels", "chosen")}
+    facts = {name: torch.cat([part[name] for part in tokens]) for name in tokens[0]} if tokens else nothing
+    columns = [torch.cat(column) for column in zip(*numbers, strict=True)] or [
+        torch.empty(0, dtype=torch.float64)
+    ] * 3
+    return Evaluation(
+        labels=facts["labels"],
+        chosen=facts["chosen"],
+        confidence=facts["confidence"],
+        prob_sum=facts["prob_sum"],
+        token_means={
+            f"eval/{name}": metrics.mean(facts[name]) for name in ("ovr_nll", "softmax_nll", "brier")
+        },
+        U={
+            f"dist/U_{name}_{statistic}": entry
+            for name, summary in causes.items()
+            for statistic, entry in summary.statistics().items()
+        },
+        Y=Cauchy(columns[0], columns[1]),
+        values=columns[2],
+        value_space=model.value_space,
+        conformal_scores=model.config.conformal_scores,
+        num_token_id=model.config.num_token_id,
+    )
+
+
+def _chunks(positions: Positions, vocab_size: int) -> Iterable[Positions]:
+    """A few positions at a time, so that their scores stay small."""
+    size = max(CHUNK_ELEMENTS // vocab_size, 1)
+    for first in range(0, len(positions.labels), size):
+        part = slice(first, first + size)
+        yield Positions(
+            positions.U[part],
+            positions.U_noisy[part],
+            positions.U0[part],
+            positions.Y[part],
+            positions.labels[part],
+            positions.values[part],
+        )
+
+
+def _token_facts(model: CausalQwen2ForCausalLM, positions: Positions) -> dict[str, Tensor]:
+    """What is kept of n positions, (n,) each, on the CPU."""
+    S = model.action.scores(positions.U_noisy, positions.U0, model.lm_head.weight)  # (n, V)
+    labels, chosen = positions.labels, model.action.standing(S).argmax(-1)
+    prob = S.sf(exact(model.action.threshold))  # (n, V)
+    facts = {
+        "labels": labels,
+        "chosen": chosen,
+        "confidence": metrics.confidence(prob, chosen),
+        "prob_sum": prob.sum(-1),
+        "ovr_nll": metrics.ovr_nll(prob, labels),
+        # loc_S is the logits and a common shift.
+        "softmax_nll": metrics.softmax_nll(S.loc, labels),
+        "brier": metrics.brier(prob, labels),
+    }
+    return {name: fact.cpu() for name, fact in facts.items()}
+
+
+class _Summary:
+    """Mean and standard deviation of all entries, by Chan's update; median and quartiles of a random sample.
+
+    The sample is exact up to 4,096 positions; beyond, those with the smallest of random keys are kept.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.center, self.squares = 0, 0.0, 0.0
+        self.generator = torch.Generator().manual_seed(0)
+        self.keys, self.rows = torch.empty(0), torch.empty(0)
+
+    def add(self, rows: Tensor) -> None:
+        """Take in (n, D) entries."""
+        if rows.numel() == 0:
+            return
+        rows = rows.cpu()
+        center = float(rows.double().mean())
+        total, shift = self.count + rows.numel(), center - self.center
+        self.squares += float((rows.double() - center).square().sum())
+        self.squares += shift**2 * self.count * rows.numel() / total
+        self.center += shift * rows.numel() / total
+        self.count = total
+        keys = torch.cat([self.keys, torch.rand(len(rows), generator=self.generator)])
+        kept = torch.cat([self.rows.reshape(-1, rows.shape[1]).to(rows.dtype), rows])
+        if len(keys) > SAMPLE_POSITIONS:
+            smallest = keys.topk(SAMPLE_POSITIONS, largest=False).indices
+            keys, kept = keys[smallest], kept[smallest]
+        self.keys, self.rows = keys, kept
+
+    def statistics(self) -> dict[str, float]:
+        """mean, median, std and iqr; NaN of nothing."""
+        low, middle, high = (metrics.quantile(self.rows, prob) for prob in (0.25, 0.5, 0.75))
+        return {
+            "mean": self.center if self.count else math.nan,
+            "median": middle,
+            "std": math.sqrt(self.squares / self.count) if self.count else math.nan,
+            "iqr": high - low,
+        }

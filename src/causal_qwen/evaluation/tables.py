@@ -1,0 +1,146 @@
+"""Tables that grow row by row, survive a stop, and appear only when they are complete.
+
+Rows go to OUT.partial, one JSON object per line, in order and only ever appended; its first line says what
+the rows are. The next run with the same settings goes on behind the last whole line. At the end the partial
+file becomes OUT, a CSV, Parquet or JSONL file. This module does not know what the rows mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+__all__ = ["GrowingTable"]
+
+FORMATS = (".csv", ".parquet", ".jsonl")
+PARQUET_ROWS = 10_000
+
+
+class GrowingTable:
+    """A table that is written row by row; use it in a ``with`` block and `finish` it.
+
+    Args:
+        out: The table: .csv, .parquet or .jsonl.
+        settings: What the rows depend on, ready for JSON. A partial file with other settings is refused.
+
+    Attributes:
+        done: Rows that an earlier run has written.
+
+    Raises:
+        ValueError: If the format is unknown, or the partial file there has other settings.
+    """
+
+    def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
+        if out.suffix.lower() not in FORMATS:
+            raise ValueError(f"{out} ends in {out.suffix or 'nothing'!r}; choose .csv, .parquet or .jsonl")
+        self.out, self.partial = out, out.with_name(f"{out.name}.partial")
+        header = json.dumps({"settings": dict(settings)}, ensure_ascii=False)
+        self.done = self._resume(header)
+        self.stream: IO[str] = self.partial.open("a", encoding="utf-8")
+        if self.partial.stat().st_size == 0:
+            self._append(header)
+
+    def __enter__(self) -> GrowingTable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stream.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row; every row has the same fields."""
+        self._append(json.dumps(row, ensure_ascii=False))
+
+    def finish(self) -> int:
+        """Turn the partial file into the table, and return how many rows it has."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        temporary = self.out.with_name(f".{self.out.name}.{os.getpid()}.new")
+        write = {".csv": _write_csv, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
+        try:
+            count = write[self.out.suffix.lower()](self._rows(), temporary)
+            os.replace(temporary, self.out)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.stream.close()
+        self.partial.unlink()
+        return count
+
+    def _append(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def _resume(self, header: str) -> int:
+        """Rows already there. A line without its end was cut by the stop, and is removed."""
+        if not self.partial.exists():
+            return 0
+        whole, lines = 0, 0
+        with self.partial.open("rb+") as stream:
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                if lines == 0 and line.decode("utf-8").rstrip("\n") != header:
+                    raise ValueError(
+                        f"{self.partial} was begun with other settings; delete it to begin again, "
+                        "or write to another file"
+                    )
+                whole, lines = whole + len(line), lines + 1
+            stream.truncate(whole)
+        return max(lines - 1, 0)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        with self.partial.open(encoding="utf-8") as stream:
+            next(stream)
+            for line in stream:
+                yield json.loads(line)
+
+
+def _write_csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(stream, fieldnames=list(row))
+                writer.writeheader()
+            writer.writerow(row)
+            count += 1
+    return count
+
+
+def _write_jsonl(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def _write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ValueError("Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl") from None
+    count = 0
+    writer = None
+    try:
+        while part := list(itertools.islice(rows, PARQUET_ROWS)):
+            table = pyarrow.Table.from_pylist(part, schema=None if writer is None else writer.schema)
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            count += len(part)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is None:
+        parquet.write_table(pyarrow.table({}), path)
+    return count

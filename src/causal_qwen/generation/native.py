@@ -1,0 +1,168 @@
+"""generate() on our own decoder: backbone steps by the compiled `Engine`, decisions by the heads as they are.
+
+A `NativeEngine` is given to generate(engine=...), whose processors, stopping criteria, numbers and streaming
+stay the same; only the forward pass is another. This module does not know how a decision is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.decoder.packed import Precision
+from causal_qwen.kernels.products import Matrix, products
+
+if TYPE_CHECKING:
+    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+
+__all__ = ["NativeEngine", "NativeOutput", "NativeSession"]
+
+
+@dataclass(frozen=True)
+class NativeOutput:
+    """The laws of the last position, as the model's own output has them: (B, 1, D) and (B, 1).
+
+    Args:
+        loc_U: Location of the individual.
+        scale_U: Scale of the individual.
+        loc_U0: Location of the common cause.
+        scale_U0: Scale of the common cause.
+        loc_Y: Location of the number in value space.
+        scale_Y: Scale of the number in value space.
+        logits: (B, 1, V) W loc_U + b; None where nobody needs them.
+    """
+
+    loc_U: Tensor
+    scale_U: Tensor
+    loc_U0: Tensor
+    scale_U0: Tensor
+    loc_Y: Tensor
+    scale_Y: Tensor
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class _VocabularyMatrix:
+    weight: Matrix
+
+
+class NativeEngine:
+    """A causal model whose backbone runs in the `Engine`; its heads are the model's own modules.
+
+    Args:
+        model: In evaluation mode, on the CPU. Later changes of its backbone's weights are not seen.
+        precision: Of the weights: "float32", "bfloat16" or "int8"; None takes the model's own.
+        compiled: As for `Engine`.
+        tell: As for `Engine`.
+
+    Raises:
+        ValueError: If the model is not on the CPU, or of a kind that the decoder does not do.
+    """
+
+    def __init__(
+        self,
+        model: CausalQwen2ForCausalLM,
+        *,
+        precision: Precision | None = None,
+        compiled: bool | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        if model.device.type != "cpu":
+            raise ValueError(
+                f"the model is on {model.device}; the native engine runs on the CPU: move it there"
+            )
+        if precision is None:
+            precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
+        self.model = model
+        self.engine = Engine.from_model(model, precision=precision, compiled=compiled, tell=tell)
+        # What a decision asks of a model; W is the engine's, so that it is read in the engine's precision.
+        self.config = model.config
+        self.action = model.action
+        self.value_space = model.value_space
+        self.lm_head = _VocabularyMatrix(self.engine.weights.head)
+
+    def token_logits(self, loc_U: Tensor) -> Tensor:
+        """W loc_U + b, (..., V), float32."""
+        flat = products(loc_U.reshape(-1, loc_U.shape[-1]), self.lm_head.weight)
+        return flat.view(*loc_U.shape[:-1], -1) + self.action.bias
+
+    def session(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        max_length: int,
+        output_logits: bool,
+        hide_num: bool,
+    ) -> NativeSession:
+        """A text that begins with ``input_ids`` (B, T) and ends within ``max_length`` tokens."""
+        return NativeSession(
+            self,
+            input_ids,
+            attention_mask,
+            max_length=max_length,
+            output_logits=output_logits,
+            hide_num=hide_num,
+        )
+
+
+class NativeSession:
+    """One batch of growing texts, with its cache.
+
+    Args:
+        native: The engine.
+        input_ids: (B, T) prompts, padded on the left.
+        attention_mask: (B, T), 0 at padding; None where there is none.
+        max_length: Most tokens of a row; the last one needs no slot.
+        output_logits: Whether logits are needed.
+        hide_num: Whether logits leave out a <NUM> row that conversion added.
+    """
+
+    def __init__(
+        self,
+        native: NativeEngine,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        max_length: int,
+        output_logits: bool,
+        hide_num: bool,
+    ) -> None:
+        self.native = native
+        self.input_ids = input_ids
+        self.attention_mask = attention_mask
+        self.output_logits = output_logits
+        self.hide_num = hide_num
+        rows, length = input_ids.shape
+        context = native.config.max_position_embeddings
+        self.cache = native.engine.new_cache(rows, min(max(max_length - 1, length), max(context, length)))
+
+    def prefill(self, numeric_values: Tensor | None) -> NativeOutput:
+        """Read the prompts; ``numeric_values`` (B, T) belong to them."""
+        return self._forward(self.input_ids, self.attention_mask, numeric_values)
+
+    def step(self, tokens: Tensor, numeric_values: Tensor | None) -> NativeOutput:
+        """Read one more token per row, (B,); ``numeric_values`` (B, T) are of the text so far, with it."""
+        values = None if numeric_values is None else numeric_values[:, -1:]
+        return self._forward(tokens[:, None], None, values)
+
+    def _forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None, numeric_values: Tensor | None
+    ) -> NativeOutput:
+        native, model = self.native, self.native.model
+        embeddings = None
+        if numeric_values is not None:
+            is_number = input_ids == native.config.num_token_id
+            embeddings = model.numeric_embedding(native.engine.embed(input_ids), numeric_values, is_number)
+        hidden = native.engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings)[:, -1:]
+        U, U0 = model.abduction(hidden)  # (B, 1, D), (B, 1)
+        Y = model.action.numbers(model.action.exogenous(U))  # (B, 1)
+        logits = native.token_logits(U.loc) if self.output_logits else None
+        if self.hide_num and logits is not None and native.config.num_token_id == logits.shape[-1] - 1:
+            logits = logits[..., :-1]
+        return NativeOutput(U.loc, U.scale, U0.loc, U0.scale, Y.loc, Y.scale, logits)

@@ -1,0 +1,76 @@
+"""Checkpoints that are whole or absent: written aside, flushed to disk, then renamed into place."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+__all__ = ["STAGING", "clear_debris", "flush_to_disk", "last_checkpoint", "publish", "rotate"]
+
+STAGING = ".staging"
+GONE = ".gone-"
+NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def flush_to_disk(directory: Path) -> None:
+    """Force every file below ``directory``, and the directories themselves, to the disk."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            _fsync(Path(folder, name))
+        _fsync(Path(folder))
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(staged: Path, target: Path) -> None:
+    """Give a complete directory its name; only then can it be found."""
+    flush_to_disk(staged)
+    _remove(target)
+    os.replace(staged, target)
+    _fsync(target.parent)
+
+
+def _remove(directory: Path) -> None:
+    """Take the name away first: a half-deleted directory must not look like a checkpoint."""
+    if directory.exists():
+        gone = directory.with_name(GONE + directory.name)
+        shutil.rmtree(gone, ignore_errors=True)
+        os.replace(directory, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def rotate(directory: Path, *, keep: int, protected: str | None = None) -> None:
+    """Keep the ``keep`` latest checkpoints, and the protected one."""
+    for checkpoint in _checkpoints(directory)[:-keep] if keep > 0 else []:
+        if str(checkpoint) != protected:
+            _remove(checkpoint)
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """The checkpoint with the most steps, if there is one."""
+    checkpoints = _checkpoints(directory)
+    return checkpoints[-1] if checkpoints else None
+
+
+def clear_debris(directory: Path) -> None:
+    """Delete what an interrupted run left half-written or half-deleted."""
+    if directory.is_dir():
+        for path in directory.iterdir():
+            if path.name == STAGING or path.name.startswith(GONE):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """By steps, fewest first."""
+    if not directory.is_dir():
+        return []
+    found = [(NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]

@@ -1,0 +1,111 @@
+"""Heads only: the backbone's features are computed once, then abduction and action are trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from causal_qwen.heads import exact
+from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM, shifted
+from causal_qwen.training.encoding import Collator, Encoded
+
+__all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features"]
+
+
+@dataclass(frozen=True)
+class CachedFeatures(Dataset[dict[str, Tensor]]):
+    """Features of the positions that are learned, row by row.
+
+    Args:
+        hidden_states: (N, H), in memory or mapped from a file.
+        labels: (N,) tokens that follow.
+        values: (N,) their values.
+        bounds: Row i holds positions bounds[i] to bounds[i + 1].
+    """
+
+    hidden_states: np.ndarray[Any, np.dtype[np.float32]]
+    labels: Tensor
+    values: Tensor
+    bounds: list[int]
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        part = slice(self.bounds[index], self.bounds[index + 1])
+        return {
+            "hidden_states": torch.from_numpy(np.array(self.hidden_states[part])),
+            "shift_labels": self.labels[part],
+            "shift_labels_values": self.values[part],
+        }
+
+
+@torch.no_grad()
+def cache_features(
+    model: CausalQwen2ForCausalLM, rows: Sequence[Encoded], collator: Collator, *, batch_size: int, file: Path
+) -> CachedFeatures:
+    """Run the backbone once over the rows; features go to ``file`` and are mapped from it."""
+    model.eval()
+    labels, values, bounds = [], [], [0]
+    with file.open("wb") as stream:
+        for start in range(0, len(rows), batch_size):
+            batch = {
+                name: x.to(model.device) for name, x in collator(rows[start : start + batch_size]).items()
+            }
+            shift = shifted(batch.pop("labels"), IGNORE_INDEX)
+            shift_values = shifted(batch["numeric_values"], 0.0)
+            embeds = model.embed(batch.pop("input_ids"), batch.pop("numeric_values"))
+            states = exact(model.model(inputs_embeds=embeds, **batch).last_hidden_state)
+            for row in range(len(shift)):
+                valid = shift[row] != IGNORE_INDEX
+                stream.write(states[row, valid].float().cpu().numpy().tobytes())
+                labels.append(shift[row, valid].cpu())
+                values.append(shift_values[row, valid].cpu())
+                bounds.append(bounds[-1] + int(valid.sum()))
+    shape = (bounds[-1], model.config.hidden_size)
+    mapped = np.memmap(file, np.float32, "r", shape=shape) if shape[0] else np.empty(shape, np.float32)
+    return CachedFeatures(mapped, torch.cat(labels), torch.cat(values), bounds)
+
+
+def collate_features(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """All positions of the rows, one after another."""
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+class HeadsOnly(nn.Module):
+    """Abduction and action of a model as a module of their own: z → loss. W is frozen and not a part of it.
+
+    Args:
+        model: Whose heads are trained in place.
+    """
+
+    def __init__(self, model: CausalQwen2ForCausalLM) -> None:
+        super().__init__()
+        self.abduction, self.action = model.abduction, model.action
+        model.requires_grad_(False)
+        for head in (self.abduction, self.action):
+            head.requires_grad_(True)
+        self.action.threshold.requires_grad_(model.config.learn_threshold)
+        # Not a submodule: the backbone is neither trained nor saved here.
+        self._whole = (model,)
+        self.config = model.config
+
+    def forward(
+        self, hidden_states: Tensor, shift_labels: Tensor, shift_labels_values: Tensor, **divisors: Any
+    ) -> CausalLMOutput:
+        """The loss of N positions (N, H); divisors as for the model."""
+        (model,) = self._whole
+        U, U0 = self.abduction(hidden_states)
+        U = self.action.exogenous(U)
+        loss, cls_loss, reg_loss = model.causal_loss(
+            U, U0, self.action.numbers(U), shift_labels, shift_labels_values, **divisors
+        )
+        return CausalLMOutput(loss=loss, cls_loss=cls_loss, reg_loss=reg_loss)

@@ -1,0 +1,163 @@
+"""From a recipe to what a trainer needs: the model, the rows and their parts."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causal_qwen.conversion import convert, load_base
+from causal_qwen.conversion.vocabulary import choose_num_token
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.training.data import BadRows, Source, Template, read_examples
+from causal_qwen.training.encoding import Collator, Encoded, Encoder, pack
+from causal_qwen.training.recipe import TrainingRecipe
+from causal_qwen.training.sampling import StreamedRows
+
+__all__ = ["Rows", "batches_of", "load_model", "load_processor", "prepare_rows", "split"]
+
+STREAM_HEAD = 2000  # rows of a stream that the value space is fitted to
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The parts of the data.
+
+    Args:
+        train: Rows, packed if the recipe says so; or a stream of them.
+        sample: Rows of the training part, unpacked, to fit the start to.
+        validation: Rows to evaluate on.
+        calibration: Rows to calibrate intervals on.
+        bad_rows: What was skipped.
+        digest: Of all training rows; of a stream, of its head.
+    """
+
+    train: list[Encoded] | StreamedRows
+    sample: list[Encoded]
+    validation: list[Encoded]
+    calibration: list[Encoded]
+    bad_rows: BadRows
+    digest: str
+
+
+def load_model(recipe: TrainingRecipe) -> tuple[CausalQwen2ForCausalLM, CausalQwen2Processor]:
+    """The model in the recipe's dtype, and a processor that reads numbers as values."""
+    model: Any
+    if _is_converted(recipe.model):
+        model = CausalQwen2ForCausalLM.from_pretrained(recipe.model, dtype=recipe.dtype)
+        processor = load_processor(recipe)
+    else:
+        conversion = convert(recipe.model, dtype=recipe.dtype, seed=recipe.seed)
+        model, processor = conversion.model, _reading_values(conversion.processor)
+    # Loading makes every parameter trainable, also those that the configuration holds fixed.
+    model.numeric_embedding.direction.requires_grad_(model.config.learn_numeric_direction)
+    model.action.threshold.requires_grad_(model.config.learn_threshold)
+    return model, processor
+
+
+def load_processor(recipe: TrainingRecipe) -> CausalQwen2Processor:
+    """The processor alone."""
+    if _is_converted(recipe.model):
+        return _reading_values(CausalQwen2Processor.from_pretrained(recipe.model))
+    base = load_base(recipe.model)
+    return CausalQwen2Processor(choose_num_token(base.tokenizer, base.model.config.vocab_size).tokenizer)
+
+
+def _is_converted(model: str) -> bool:
+    return (Path(model) / "processor_config.json").is_file()
+
+
+def _reading_values(processor: CausalQwen2Processor) -> CausalQwen2Processor:
+    template = processor.chat_template
+    return CausalQwen2Processor(processor.tokenizer, numbers="value", chat_template=template)
+
+
+def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source: Source | None) -> Rows:
+    """Read, encode, split and pack.
+
+    Args:
+        recipe: Says how.
+        processor: Reads numbers as values.
+        source: Rows instead of the recipe's files.
+
+    Raises:
+        ValueError: If there is no data, or no row is left to train on.
+    """
+    source = recipe.data if source is None else source
+    if source is None:
+        raise ValueError("no data: name a file in the recipe (data: …), or hand rows to train()")
+    bad_rows = BadRows(recipe.on_bad_row)
+    template = Template(recipe.template, recipe.target) if recipe.template else None
+    encoder = Encoder(
+        processor,
+        max_length=recipe.max_length,
+        completion_only=recipe.completion_only,
+        append_eos=recipe.append_eos,
+    )
+
+    def read(origin: Source, counted: BadRows) -> Iterator[Encoded]:
+        return encoder.rows(read_examples(origin, template=template, bad_rows=counted), counted)
+
+    validation = [] if recipe.validation is None else list(read(recipe.validation, bad_rows))
+    if recipe.streaming:
+        head = list(itertools.islice(read(source, BadRows(recipe.on_bad_row)), STREAM_HEAD))
+        count = _share(len(validation), recipe.calibration_fraction)
+        stream = StreamedRows(
+            lambda: _maybe_packed(read(source, BadRows(recipe.on_bad_row)), recipe),
+            buffer=recipe.shuffle_buffer,
+            seed=recipe.seed,
+        )
+        return Rows(stream, head, validation[count:], validation[:count], bad_rows, _digest(head))
+    rows = list(read(source, bad_rows))
+    held, kept, rest = split(len(rows), recipe)
+    train = [rows[i] for i in rest]
+    return Rows(
+        train=list(_maybe_packed(train, recipe)),
+        sample=train,
+        validation=validation or [rows[i] for i in held],
+        calibration=[rows[i] for i in kept],
+        bad_rows=bad_rows,
+        digest=_digest(train),
+    )
+
+
+def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], list[int]]:
+    """Which of ``count`` rows are for validation, for calibration and for training, at random by seed.
+
+    Raises:
+        ValueError: If none are left to train on.
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed)).tolist()
+    held = _share(count, recipe.validation_fraction) if recipe.validation is None else 0
+    kept = held + _share(count, recipe.calibration_fraction)
+    if count <= kept:
+        raise ValueError(f"{count} usable rows; none are left to train on")
+    return order[:held], order[held:kept], order[kept:]
+
+
+def _share(count: int, fraction: float) -> int:
+    return round(count * fraction)
+
+
+def _maybe_packed(rows: Iterable[Encoded], recipe: TrainingRecipe) -> Iterable[Encoded]:
+    return pack(rows, recipe.max_length) if recipe.packing else rows
+
+
+def _digest(rows: Sequence[Encoded]) -> str:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(repr((row.input_ids, row.numeric_values, row.labels)).encode())
+    return found.hexdigest()
+
+
+def batches_of(rows: Sequence[Encoded], collator: Collator, batch_size: int) -> Iterator[dict[str, Tensor]]:
+    """Padded batches in the order of the rows, for evaluation and calibration."""
+    for start in range(0, len(rows), batch_size):
+        yield collator(rows[start : start + batch_size])

@@ -1,0 +1,86 @@
+"""The order of the rows: a function of seed and epoch alone, so that a run can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch.utils.data import IterableDataset, Sampler
+
+from causal_qwen.training.encoding import Encoded
+
+__all__ = ["EpochSampler", "StreamedRows"]
+
+# Batches whose rows are sorted by length among themselves.
+GROUP_BATCHES = 50
+
+
+class EpochSampler(Sampler[int]):
+    """A permutation of the rows for each epoch.
+
+    Args:
+        lengths: Tokens of each row.
+        seed: With the epoch, all that the order depends on.
+        group: Rows per batch to hold together rows of similar length; 0 does not group.
+    """
+
+    def __init__(self, lengths: Sequence[int], *, seed: int, group: int = 0) -> None:
+        self.lengths, self.seed, self.group, self.epoch = lengths, seed, group, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the permutation."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        if not self.group:
+            return iter(order)
+        size = self.group * GROUP_BATCHES
+        batches: list[list[int]] = []
+        for start in range(0, len(order), size):
+            block = sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
+            batches += [block[i : i + self.group] for i in range(0, len(block), self.group)]
+        # The short last batch stays last, and the batches come in random order: length must not tell time.
+        whole, rest = (
+            [b for b in batches if len(b) == self.group],
+            [b for b in batches if len(b) < self.group],
+        )
+        shuffled = [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
+        return iter([index for batch in shuffled + rest for index in batch])
+
+
+class StreamedRows(IterableDataset[Encoded]):
+    """Rows read while training, shuffled within a buffer, over and over.
+
+    Args:
+        read: Opens the stream from its beginning.
+        buffer: Rows held to draw from.
+        seed: Of the draws; each pass over the data draws anew.
+
+    Raises:
+        ValueError: While iterating, if the stream holds no row.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Encoded]], *, buffer: int, seed: int) -> None:
+        self.read, self.buffer, self.seed = read, buffer, seed
+
+    def __iter__(self) -> Iterator[Encoded]:
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            held: list[Encoded] = []
+            empty = True
+            for row in self.read():
+                empty = False
+                if len(held) < self.buffer:
+                    held.append(row)
+                    continue
+                index = int(torch.randint(len(held), (), generator=generator))
+                yield held[index]
+                held[index] = row
+            if empty:
+                raise ValueError("the data hold no row to train on")
+            yield from (held[i] for i in torch.randperm(len(held), generator=generator).tolist())

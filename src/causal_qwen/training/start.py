@@ -1,0 +1,126 @@
+"""Where training starts from: a value space fitted to the data, and a number channel that is awake.
+
+Conversion puts b_<NUM> so low that the token is never chosen, and knows no numbers. Here the features of some
+training rows say where <NUM>, loc_Y and scale_Y should begin, in closed form.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.conversion.calibration import match_gain, ridge
+from causal_qwen.evaluation.positions import labelled_positions
+from causal_qwen.heads import exact
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.value_space import ValueSpace
+
+__all__ = ["recalibrate_gain", "set_value_space", "wake_numbers"]
+
+logger = logging.getLogger(__name__)
+
+MOST_NUMBERS = 1024  # numbers that the start is fitted to
+FEWEST_NUMBERS = 16  # fewer say nothing about a slope
+NARROWEST = (
+    0.05  # scale_Y at the start, in units of value_spread: narrower than this, far numbers pull no more
+)
+MARGIN = 1.0  # of <NUM> above its threshold where a number is to come, in nats
+GAIN_POSITIONS = 256
+FEWEST_GAIN_POSITIONS = 32
+
+
+def set_value_space(model: CausalQwen2ForCausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
+    """Center and spread of the numbers (N,) that training will see; without numbers nothing changes."""
+    if values.numel() == 0:
+        logger.warning("the training rows hold no number to learn; only words are trained")
+        return
+    space = ValueSpace.fit(kind, values)
+    model.config.value_space = space.kind
+    model.config.value_center, model.config.value_spread = space.center, space.spread
+
+
+@torch.no_grad()
+def wake_numbers(
+    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, method: Literal["fit", "plain"]
+) -> None:
+    """Set b_<NUM>, w, b_Y and β_Y of a model that has never written numbers.
+
+    "plain": b_<NUM> = 0 and scale_Y = 1. "fit": at nine of ten positions before a number S_<NUM>
+    exceeds its threshold by a nat; loc_Y is the ridge regression of the numbers on loc_U; scale_Y is the
+    median of its leave-one-out errors.
+
+    Args:
+        model: Changed in place.
+        batches: Labelled training rows, of which the first with 1,024 numbers are used.
+        method: "fit" or "plain"; "fit" is "plain" where there are fewer than 16 numbers.
+    """
+    action, row = model.action, model.config.num_token_id
+    action.bias[row] = 0.0
+    action.number_noise.fill_(1.0)
+    if method == "plain":
+        return
+    locs, scores, targets, scales, found = [], [], [], [], 0
+    for positions in labelled_positions(model, batches):
+        is_num = positions.labels == row
+        U = positions.U_noisy[is_num]
+        S = action.scores(U, positions.U0[is_num], model.lm_head.weight, torch.tensor([row]))
+        locs.append(U.loc)
+        scales.append(U.scale)
+        scores.append(S.loc[:, 0] - exact(action.threshold[row]))
+        targets.append(model.value_space.encode(positions.values[is_num]))
+        found += len(U.loc)
+        if found >= MOST_NUMBERS:
+            break
+    if found < FEWEST_NUMBERS:
+        return
+    action.bias[row] += MARGIN - torch.cat(scores).quantile(0.1)
+    loc_U, target = torch.cat(locs), torch.cat(targets)
+    if target.min() == target.max():
+        return
+    fit = ridge(loc_U, target.to(loc_U.dtype))
+    action.number.weight.copy_(fit.slope[None])
+    action.number.bias.fill_(fit.intercept)
+    action.number_noise.zero_()
+    from_causes = action.numbers(Cauchy(loc_U, torch.cat(scales))).scale.median()
+    error = (fit.left_out - target).abs().median().to(from_causes.dtype).clamp(min=NARROWEST)
+    action.number_noise.copy_((error - from_causes).clamp(min=0.1 * NARROWEST))
+    logger.info("numbers start at R² %.3f (leave-one-out), median error %.3f spreads", fit.r2, float(error))
+
+
+@torch.no_grad()
+def recalibrate_gain(
+    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int
+) -> float | None:
+    """Match κ again, since training has moved scale_U: on all positions of some rows, prompts included.
+
+    Args:
+        model: Its ``config.noise_gain`` is set.
+        batches: Rows that training has not seen.
+        seed: Of the noise.
+
+    Returns:
+        κ, or None where the rows hold fewer than 32 positions.
+    """
+    hidden: list[Tensor] = []
+    for batch in batches:
+        inputs = {name: entry.to(model.device) for name, entry in batch.items() if name != "labels"}
+        mask = inputs["attention_mask"].bool()
+        embeds = model.embed(inputs["input_ids"], inputs["numeric_values"])
+        states = model.model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"]).last_hidden_state
+        hidden.append(exact(states[mask]))
+        if sum(map(len, hidden)) >= 4 * GAIN_POSITIONS:
+            break
+    z = torch.cat(hidden) if hidden else torch.empty(0)
+    if len(z) < FEWEST_GAIN_POSITIONS:
+        logger.warning("%d positions are too few to calibrate the gain of the noise again", len(z))
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    z = z[torch.randperm(len(z), generator=generator)[:GAIN_POSITIONS].to(z.device)]
+    gain, _, _ = match_gain(model, z, generator)
+    model.config.noise_gain = gain
+    return gain

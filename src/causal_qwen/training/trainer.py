@@ -1,0 +1,257 @@
+"""CausalTrainer: transformers' Trainer, with what a causal model adds.
+
+Two sums with two divisors (tokens and numbers), larger steps for the heads, atomic checkpoints, a row order
+that survives a restart, and a guard against losses that are no numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.trainer_callback import TrainerControl, TrainerState
+
+from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.training.checkpoints import STAGING, publish, rotate
+from causal_qwen.training.recipe import TrainingRecipe
+from causal_qwen.training.sampling import EpochSampler
+
+__all__ = ["CausalTrainer", "TrainingDiverged", "parameter_groups"]
+
+# W_loc starts as the identity, and a step in all of its entries moves loc_U by the step times Σ|z|: so
+# abduction learns as slowly as the backbone.
+FAST = ("action.", "numeric_embedding.")
+LOG_NAMES = {
+    "loss": "train/total_loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "eval_loss": "eval/total_loss",
+}
+TRAINER_STATE = "trainer_state.json"
+
+
+class TrainingDiverged(ValueError):
+    """The loss or a gradient is no longer a finite number; the batch has been saved."""
+
+
+def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str, Any]]:
+    """Backbone and action with their learning rates; matrices decay, vectors and norms do not."""
+    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_head = any(part in name for part in FAST)
+            decays = parameter.ndim >= 2 and "norm" not in name
+            # Scalars are never sharded, and one optimizer kernel takes either kind of tensor.
+            groups.setdefault((is_head, decays, parameter.ndim == 0), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "lr": recipe.heads_learning_rate if is_head else recipe.learning_rate,
+            "weight_decay": recipe.weight_decay if decays else 0.0,
+        }
+        for (is_head, decays, _), parameters in sorted(groups.items(), key=lambda item: item[0])
+    ]
+
+
+class _Resumable(TrainerCallback):
+    """Keeps what transformers does not restore: the epoch's row order, and what a record averages."""
+
+    def __init__(self, trainer: CausalTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.start_record(state.global_step)
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        # A resumed loader wraps the sampler too deep for accelerate to reach it.
+        if self.trainer.row_sampler is not None:
+            self.trainer.row_sampler.set_epoch(math.floor(state.epoch or 0))
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_log = control.should_log or control.should_save
+
+
+class CausalTrainer(Trainer):
+    """Trainer over a `CausalQwen2ForCausalLM`, adapted or not, or over its heads alone.
+
+    Args:
+        recipe: Learning rates, grouping, seed.
+        num_token_id: <NUM>, to count numbers.
+        lengths: Tokens of each training row; None for a stream.
+        evaluation: Computes eval/* and dist/* at each evaluation; None evaluates the loss alone.
+        **options: As for Trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: TrainingRecipe,
+        num_token_id: int,
+        lengths: Sequence[int] | None,
+        evaluation: Callable[[], dict[str, float]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.recipe, self.num_token_id, self.evaluation = recipe, num_token_id, evaluation
+        self.tokens_seen = 0
+        self._staging: Path | None = None
+        self._num_numbers: Tensor | None = None
+        self._last_batch: dict[str, Any] = {}
+        self.start_record(0)
+        self.row_sampler: EpochSampler | None = None
+        if lengths is not None:
+            group = recipe.batch_size * recipe.accumulation if recipe.group_by_length else 0
+            self.row_sampler = EpochSampler(lengths, seed=recipe.seed, group=group)
+        super().__init__(**options)
+        self.is_sharded = recipe.fsdp and self.args.world_size > 1
+        # Tells Trainer that the model places and reduces its own parameters.
+        self.is_distributed_loading_by_transformers = self.is_sharded
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_Resumable(self))
+
+    def run(self, checkpoint: Path | None) -> float:
+        """Train from the start, or from a checkpoint to the end; how many seconds it took.
+
+        A run that was interrupted after its last step is not trained again: Trainer would take one step more.
+        """
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+            if state.global_step >= state.max_steps:
+                self.state = state
+                self._load_from_checkpoint(state.best_model_checkpoint or str(checkpoint))
+                return 0.0
+        outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        return float(outcome.metrics["train_runtime"])
+
+    def start_record(self, step: int) -> None:
+        """Begin to average the parts of the loss."""
+        self._parts, self._parts_step = {"cls": 0.0, "reg": 0.0}, step
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler | None:
+        return self.row_sampler
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW over `parameter_groups`."""
+        if self.optimizer is None:
+            target = self.model if model is None else model
+            optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
+            self.optimizer = optimizer_class(parameter_groups(target, self.recipe), **options)
+        return self.optimizer
+
+    def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
+        """Average the gradients of scalars, which sharding leaves whole; sums work on every backend."""
+
+        def average(parameter: Tensor) -> None:
+            if self.accelerator.sync_gradients and parameter.grad is not None:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= self.args.world_size
+
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.ndim == 0:
+                parameter.register_post_accumulate_grad_hook(average)
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
+        """Labels of all accumulated batches on all processes; the numbers among them are kept."""
+        counts = torch.zeros(2, dtype=torch.long, device=device)
+        for batch in batch_samples:
+            labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"][..., 1:]
+            counts[0] += (labels != IGNORE_INDEX).sum()
+            counts[1] += (labels == self.num_token_id).sum()
+        if self.args.world_size > 1:
+            counts = self.accelerator.reduce(counts, reduction="sum")
+        num_items, self._num_numbers = counts.clamp(min=1)
+        return num_items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The model's loss, its two sums divided by what all accumulated batches hold."""
+        training = model.training
+        if num_items_in_batch is not None:
+            inputs = {**inputs, "num_numbers_in_batch": self._num_numbers}
+        if "input_ids" in inputs:
+            inputs = {**inputs, "use_cache": False}  # with a cache, packed sequences would see one another
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if training:
+            self._last_batch = inputs
+            self._check_finite(loss, "the loss")
+            self._parts["cls"] += float(outputs.cls_loss.detach())
+            self._parts["reg"] += float(outputs.reg_loss.detach())
+            self.tokens_seen += inputs["labels" if "labels" in inputs else "shift_labels"].numel()
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        self._check_finite(torch.as_tensor(norm), "the gradient")
+        return norm
+
+    def _check_finite(self, value: Tensor, what: str) -> None:
+        value = value.detach()
+        if not torch.isfinite(value).all():
+            step, rank = self.state.global_step, self.args.process_index
+            path = Path(self.args.output_dir) / f"bad-batch-step{step}-process{rank}.pt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(self._last_batch, path)
+            raise TrainingDiverged(
+                f"{what} is {float(value.flatten()[0])} at step {step}; the batch is saved in {path}. "
+                "Lower the learning rates, or look for broken values in the batch"
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Record under the names that every tracker gets."""
+        named = {LOG_NAMES.get(name, name): value for name, value in logs.items()}
+        if "train/total_loss" in named:
+            steps = max(self.state.global_step - self._parts_step, 1)
+            parts = torch.tensor(
+                [self._parts["cls"], self._parts["reg"]], dtype=torch.float64, device=self.args.device
+            )
+            if self.args.world_size > 1:
+                parts = self.accelerator.reduce(parts, reduction="sum")
+            named["train/cls_loss_mean"], named["train/reg_loss_effective"] = (parts / steps).tolist()
+            self.start_record(self.state.global_step)
+        super().log(named, start_time)
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """The loss on the validation rows, and every eval/* and dist/* metric, deterministic."""
+        metrics: dict[str, float] = super().evaluate(*args, **options)
+        if self.evaluation is not None and not self.is_sharded:
+            found = self.evaluation()
+            self.log(dict(found))
+            metrics |= found
+        return metrics
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging) if self._staging else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write into a staging directory, flush, rename: a checkpoint that can be found is complete."""
+        root = Path(self.args.output_dir)
+        target = root / f"checkpoint-{self.state.global_step}"
+        staged = root / STAGING / target.name
+        if self.args.should_save:
+            shutil.rmtree(root / STAGING, ignore_errors=True)
+            staged.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        previous = self.state.best_model_checkpoint
+        self._staging = root / STAGING
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = None
+        is_best = self.state.best_global_step == self.state.global_step
+        self.state.best_model_checkpoint = str(target) if is_best else previous
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self.state.save_to_json(str(staged / TRAINER_STATE))
+            publish(staged, target)
+            rotate(root, keep=self.args.save_total_limit or 0, protected=self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()

@@ -1,0 +1,335 @@
+"""The engine: its steps are the decoder's, its decisions generate()'s, in every precision and mode."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from causal_qwen import CausalQwen2ForCausalLM
+from causal_qwen.decoder import CausalLM, DecoderConfig, Engine, StopReason, from_hf, pad_left
+from causal_qwen.decoder.packed import quantise
+from causal_qwen.generation import NativeEngine
+from causal_qwen.kernels import products as kernel
+from causal_qwen.kernels.products import Matrix, dense_products, products, row_products
+from conftest import tiny_base, tiny_causal
+
+PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [40]]
+MODES = {
+    "standard": {"inference_mode": "standard", "do_sample": False},
+    "standard at temperature 0": {"inference_mode": "standard", "do_sample": False, "temperature": 0.0},
+    "standard sampled": {"inference_mode": "standard", "do_sample": True, "individual": [3, 4, 5]},
+    "causal": {"inference_mode": "causal", "individual": [3, 4, 5], "top_k": 0},
+    "causal, top k": {"inference_mode": "causal", "individual": [3, 4, 5], "top_k": 20},
+    "compatible": {"inference_mode": "compatible", "do_sample": False},
+    "compatible sampled": {"inference_mode": "compatible", "do_sample": True, "top_k": 0},
+    "compatible, ovr": {"inference_mode": "compatible", "do_sample": True, "normalisation": "ovr"},
+    "repetition penalty": {"inference_mode": "standard", "do_sample": False, "repetition_penalty": 1.5},
+}
+
+
+def decoder(**changes):
+    torch.manual_seed(0)
+    fields = {"vocab_size": 200, "num_hidden_layers": 3, "initializer_range": 0.2} | changes
+    return CausalLM(DecoderConfig.tiny(**fields)).eval()
+
+
+# Products ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("vocab", "count"), [(203, 1), (204, 1), (204, 3), (8, 8), (20_000, 2)])
+def test_every_form_of_a_product_is_the_product(dtype, vocab, count):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(vocab, 64, generator=generator)
+    matrix = quantise(weight) if dtype == torch.int8 else Matrix(weight.to(dtype))
+    x = torch.randn(count, 64, generator=generator)
+    expected = x.double() @ matrix.dense().double().T
+    for product in (row_products, dense_products, products):
+        torch.testing.assert_close(product(x, matrix).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_only_a_large_matrix_and_few_vectors_are_worth_a_compiler(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        kernel, "_one_pass", lambda x, matrix: calls.append(len(x)) or dense_products(x, matrix)
+    )
+    matrix = Matrix(torch.randn(64, 24))
+    products(torch.randn(1, 24), matrix)
+    assert not calls
+    monkeypatch.setattr(kernel, "SMALLEST_COMPILED", 64 * 24)
+    for count in range(1, 11):
+        assert products(torch.randn(count, 24), matrix).shape == (count, 64)
+    assert calls == [1, 2, 4, 4, 8, 8, 8, 8]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), columns=st.sampled_from([32, 96]), gain=st.sampled_from([1e-6, 1.0, 1e4]))
+def test_eight_bits_err_by_half_a_level_at_most(seed, columns, gain):
+    weight = torch.randn(6, columns, generator=torch.Generator().manual_seed(seed)) * gain
+    matrix = quantise(weight)
+    groups = weight.unflatten(-1, (matrix.scale.shape[1], -1))
+    error = (matrix.dense() - weight).unflatten(-1, groups.shape[1:]).abs().amax(-1)
+    assert (error <= 0.5001 * matrix.scale).all()
+    assert (matrix.scale <= groups.abs().amax(-1) / 127 * 1.0001).all()
+
+
+def test_weights_that_came_from_few_bits_return_to_where_they_were():
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(4, 3, 1, generator=generator) + 0.1
+    four = torch.randint(0, 16, (4, 3, 32), generator=generator)
+    four[..., 0], four[..., 1] = 0, 15
+    minimum = -torch.rand(4, 3, 1, generator=generator)
+    eight = torch.randint(-127, 128, (4, 3, 32), generator=generator)
+    eight[..., 0] = 127
+    for weight in ((scale * four + minimum).flatten(1), (scale * eight).flatten(1)):
+        torch.testing.assert_close(quantise(weight).dense(), weight, rtol=1e-5, atol=1e-5)
+    assert quantise((scale * eight).flatten(1)).shift is None
+
+
+def test_a_matrix_of_zeros_stays_zero_and_groups_must_be_whole():
+    assert not quantise(torch.zeros(4, 64)).dense().any()
+    with pytest.raises(ValueError, match="a matrix has 40"):
+        quantise(torch.zeros(4, 40))
+
+
+# Steps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True, "num_key_value_heads": 2},
+        {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
+        {"norm": "layernorm", "num_key_value_heads": 1},
+    ],
+)
+def test_float32_is_the_decoder(changes):
+    model = decoder(**changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    engine = Engine.from_model(model)
+    ids, mask = pad_left(PROMPTS)
+    with torch.no_grad():
+        expected = model(ids, mask).logits
+    shown = mask.bool()
+    torch.testing.assert_close(
+        engine.head(engine.hidden(ids, mask))[shown], expected[shown], rtol=0, atol=1e-4
+    )
+    options = {"attention_mask": mask, "eos_token_id": 7, "repetition_penalty": 1.2}
+    ours, theirs = (made.generate(ids, 40, **options) for made in (engine, model))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert ours.stop_reasons == theirs.stop_reasons
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_models_of_transformers_are_read_without_a_copy_of_the_vocabulary(architecture, tied):
+    base = tiny_base(architecture, tie_word_embeddings=tied)
+    engine = Engine.from_model(base)
+    assert engine.weights.embedding.weight.data_ptr() == base.get_input_embeddings().weight.data_ptr()
+    assert engine.weights.head.weight.data_ptr() == base.lm_head.weight.data_ptr()
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(engine.generate(ids, 30).sequences, from_hf(base).generate(ids, 30).sequences)
+
+
+@pytest.mark.parametrize(("precision", "share"), [("bfloat16", 0.02), ("int8", 0.04)])
+def test_fewer_bits_stay_near_and_take_their_bytes(precision, share):
+    model = decoder(hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    full, engine = Engine.from_model(model), Engine.from_model(model, precision=precision)
+    ids, mask = pad_left(PROMPTS)
+    exact, near = (made.head(made.hidden(ids, mask))[mask.bool()] for made in (full, engine))
+    assert (near - exact).abs().median() < share * exact.abs().median()
+    bytes_per_weight = {"bfloat16": 2, "int8": 1}[precision]
+    groups = 0 if precision == "bfloat16" else 8 / 32
+    assert engine.weights.step_bytes <= full.weights.step_bytes / 4 * (bytes_per_weight + groups)
+
+
+def test_steps_are_the_uncached_features():
+    engine = Engine.from_model(decoder(num_key_value_heads=2))
+    ids = torch.randint(0, 200, (2, 9), generator=torch.Generator().manual_seed(1))
+    cache = engine.new_cache(2, 9)
+    parts = [engine.hidden(ids[:, :4], None, cache)]
+    parts += [engine.hidden(ids[:, t : t + 1], None, cache) for t in range(4, 9)]
+    torch.testing.assert_close(torch.cat(parts, 1), engine.hidden(ids), rtol=0, atol=1e-5)
+    assert cache.length == 9
+
+
+def test_limits_are_the_decoders():
+    engine = Engine.from_model(decoder(max_position_embeddings=8))
+    full = torch.ones(1, 8, dtype=torch.long)
+    assert engine.generate(full, 1).stop_reasons == [StopReason.LENGTH]
+    with pytest.raises(ValueError, match="the context has 8"):
+        engine.generate(full, 2)
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        engine.generate(full[:, :0], 2)
+    with pytest.raises(ValueError, match="precision is 'int3'"):
+        Engine.from_model(decoder(), precision="int3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_one_compiled_step_serves_every_length_and_cache(precision):
+    model = decoder(num_hidden_layers=1, num_key_value_heads=2)
+    notes = []
+    plain = Engine.from_model(model, precision=precision, compiled=False)
+    engine = Engine.from_model(model, precision=precision, compiled=True, tell=notes.append)
+    ids, mask = pad_left(PROMPTS[:2])
+    for length in (3, 12, 40):
+        ours, theirs = (made.generate(ids, length, attention_mask=mask).sequences for made in (engine, plain))
+        assert torch.equal(ours, theirs)
+    assert not engine._narrow.failed
+    assert len(notes) == 1
+    with torch.compiler.set_stance("fail_on_recompile"):
+        engine.generate(ids, 60, attention_mask=mask)
+
+
+def test_where_no_compiler_works_the_results_are_the_same(monkeypatch, caplog):
+    def broken(*arguments, **options):
+        raise RuntimeError("no compiler")
+
+    model = decoder()
+    ids = torch.tensor([[1, 2, 3]])
+    monkeypatch.setattr(torch, "compile", lambda *arguments, **options: broken)
+    for precision in ("float32", "int8"):
+        engine = Engine.from_model(model, precision=precision, compiled=True)
+        plain = Engine.from_model(model, precision=precision, compiled=False)
+        assert torch.equal(engine.generate(ids, 10).sequences, plain.generate(ids, 10).sequences)
+        assert not engine.compiled
+        assert engine.weights.head.weight.dtype == torch.float32, "eight bits without a compiler would crawl"
+    assert len([record for record in caplog.records if "cannot build" in record.message]) == 2
+
+
+# Decisions --------------------------------------------------------------------------------------------------
+
+
+def prompts(model):
+    """Uneven rows, one with a number."""
+    ids, mask = pad_left([*PROMPTS[:2], [30, model.config.num_token_id, 31]], pad_token_id=257)
+    values = torch.where(ids == model.config.num_token_id, 42.5, 0.0)
+    return {"input_ids": ids, "attention_mask": mask, "numeric_values": values}
+
+
+def generated(model, engine, options):
+    torch.manual_seed(0)
+    return model.generate(
+        **prompts(model), **options, max_new_tokens=24, return_dict_in_generate=True, engine=engine
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_tokens_and_numbers_are_those_of_generate(mode, tied):
+    model = tiny_causal(tie_word_embeddings=tied)
+    with torch.no_grad():
+        model.action.bias[model.config.num_token_id] += 1.0  # numbers are said often, and fed back
+    engine = NativeEngine(model)
+    ours, theirs = (generated(model, made, MODES[mode]) for made in (engine, None))
+    assert torch.equal(ours.sequences, theirs.sequences)
+    new = slice(5, None)
+    for name in ("numeric_values", "numeric_lower", "numeric_upper"):
+        torch.testing.assert_close(
+            getattr(ours, name)[:, new], getattr(theirs, name)[:, new], rtol=1e-3, atol=1e-3
+        )
+
+
+def test_numbers_are_among_what_is_compared():
+    model = tiny_causal()
+    with torch.no_grad():
+        model.action.bias[model.config.num_token_id] += 1.0
+    said = [generated(model, None, options).sequences[:, 5:] for options in MODES.values()]
+    assert sum((tokens == model.config.num_token_id).sum().item() for tokens in said) >= 5
+
+
+def test_causes_of_another_size_and_sigmoid_numbers():
+    model = tiny_causal(causal_size=24, numeric_encoding="sigmoid")
+    options = MODES["causal"]
+    ours, theirs = (generated(model, made, options).sequences for made in (NativeEngine(model), None))
+    assert torch.equal(ours, theirs)
+
+
+def test_stops_streams_and_lengths_are_generates_own():
+    model = tiny_causal()
+    engine = NativeEngine(model)
+    ids = torch.tensor([[1, 2, 3]])
+    first = int(model.generate(ids, max_new_tokens=1, inference_mode="standard", engine=engine)[0, -1])
+    out = model.generate(ids, max_new_tokens=9, inference_mode="standard", eos_token_id=first, engine=engine)
+    assert out.shape == (1, 4), "EOS as the first token ends the text"
+    two = model.generate(
+        ids, max_new_tokens=4, inference_mode="causal", num_return_sequences=2, engine=engine
+    )
+    assert two.shape == (2, 7)
+
+
+def test_what_the_engine_cannot_do_is_said():
+    model = tiny_causal()
+    engine = NativeEngine(model)
+    ids = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match="leave out engine="):
+        model.generate(ids, max_new_tokens=2, inference_mode="compatible", num_beams=2, engine=engine)
+    with pytest.raises(ValueError, match="neither hidden states nor attentions"):
+        model.generate(
+            ids,
+            max_new_tokens=2,
+            engine=engine,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+        )
+    with pytest.raises(ValueError, match="do not fit the context of 512"):
+        model.generate(ids, max_new_tokens=600, eos_token_id=None, engine=engine)
+
+
+def test_eight_bits_decide_as_the_model_of_their_weights():
+    """The heads read the engine's own vocabulary matrix: with its values in the model, tokens are the same."""
+    model = tiny_causal()
+    engine = NativeEngine(model, precision="int8")
+    twin = CausalQwen2ForCausalLM(model.config).eval()
+    state = {
+        name: quantise(value).dense()
+        if value.dim() == 2 and not name.startswith(("abduction", "action"))
+        else value
+        for name, value in model.state_dict().items()
+    }
+    state |= _fused(model)
+    twin.load_state_dict(state)
+    for name in ("standard", "causal", "compatible"):
+        ours = generated(model, engine, MODES[name]).sequences
+        assert torch.equal(ours, generated(twin, None, MODES[name]).sequences)
+
+
+def _fused(model):
+    """Query, key and value are quantised together, and gate and up: so the twin's are."""
+    state, tensors = {}, model.state_dict()
+    for index in range(model.config.num_hidden_layers):
+        for names in (
+            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            ("mlp.gate_proj", "mlp.up_proj"),
+        ):
+            full = [f"model.layers.{index}.{name}.weight" for name in names]
+            parts = [tensors[name] for name in full]
+            dense = quantise(torch.cat(parts)).dense().split([len(part) for part in parts])
+            state |= dict(zip(full, dense, strict=True))
+    return state
+
+
+@pytest.mark.slow
+def test_embedded_base_in_the_engine():
+    """The embedded base: plain greedy, and each mode for one individual, has the tokens of the slow path."""
+    from causal_qwen import convert
+    from causal_qwen.conversion import load_base
+
+    base = load_base("smollm2")
+    ids = base.tokenizer("The history of the bicycle begins with", return_tensors="pt").input_ids
+    plain = from_hf(base.model).generate(ids, 48).sequences
+    assert torch.equal(Engine.from_model(base.model).generate(ids, 48).sequences, plain)
+    model = convert(base, calibration="none").model
+    model.generation_config.eos_token_id = None
+    engine = NativeEngine(model)
+    person = {"individual": 7}
+    for name in ("standard", "causal", "causal, top k", "compatible"):
+        options = MODES[name] | (person if "individual" in MODES[name] else {})
+        ours, theirs = (
+            model.generate(ids, max_new_tokens=24, pad_token_id=0, engine=made, **options)
+            for made in (engine, None)
+        )
+        assert torch.equal(ours, theirs), name

@@ -1,0 +1,90 @@
+"""Small tables and models for the tests of training."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import socket
+
+import torch
+
+from causal_qwen import CausalQwen2ForCausalLM, convert
+from causal_qwen.training import TrainingRecipe, train
+
+TEMPLATE = "{name}: {size} makes {price}"
+
+
+def converted(base_directory, directory):
+    """A converted tiny model, saved."""
+    convert(base_directory, directory, calibration="none")
+    return directory
+
+
+def write_table(path, rows=40):
+    """A JSONL table with a price that grows with the size."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.randint(1, 90, (rows,), generator=generator).tolist()
+    lines = [
+        {"name": "abcdefgh"[index % 8] * (1 + index % 5), "size": size, "price": round(2.5 * size + 1, 1)}
+        for index, size in enumerate(sizes)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def recipe(tmp_path, model, **overrides):
+    """A recipe for a few quick steps."""
+    table = tmp_path / "table.jsonl"
+    if not table.exists():
+        write_table(table)
+    fields = {
+        "data": str(table), "model": str(model), "output": str(tmp_path / "out"), "template": TEMPLATE,
+        "target": "price", "max_steps": 6, "batch_size": 4, "learning_rate": 1e-3, "save_steps": 0,
+        "logging_steps": 1, "max_length": 64,
+    }  # fmt: skip
+    return TrainingRecipe.from_mapping(fields | overrides)
+
+
+def weights(directory):
+    return CausalQwen2ForCausalLM.from_pretrained(directory).state_dict()
+
+
+def assert_same_weights(first, second, **tolerance):
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        if tolerance:
+            torch.testing.assert_close(other[name], tensor, msg=name, **tolerance)
+        else:
+            assert torch.equal(other[name], tensor), name
+
+
+def run_in_child(fields, environment, resume):
+    """What a child process does: train, on one thread, so that every run computes the same bits."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    train(TrainingRecipe.from_mapping(fields), resume=resume)
+
+
+def start(recipe, *, resume=False, **environment):
+    """A child process that trains, forked from a server that has imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["training_runs", "causal_qwen.training", "sklearn", "peft"])
+    child = context.Process(target=run_in_child, args=(dataclasses.asdict(recipe), environment, resume))
+    child.start()
+    return child
+
+
+def finish(*children):
+    for child in children:
+        child.join(timeout=120)
+    assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def processes(recipe, count):
+    """``count`` children that train together, as under torchrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    finish(*(start(recipe, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)))
