@@ -1,5 +1,8 @@
 """The engine: its steps are the decoder's, its decisions generate()'s, in every precision and mode."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from causal_qwen import CausalQwen2ForCausalLM
 from causal_qwen.decoder import CausalLM, DecoderConfig, Engine, StopReason, from_hf, pad_left
 from causal_qwen.decoder.packed import quantise
 from causal_qwen.generation import NativeEngine
+from causal_qwen.heads import NUM_BIAS
 from causal_qwen.kernels import products as kernel
 from causal_qwen.kernels.products import Matrix, dense_products, products, row_products
 from conftest import tiny_base, tiny_causal
@@ -265,6 +269,8 @@ def test_what_the_engine_cannot_do_is_said():
     model = tiny_causal()
     engine = NativeEngine(model)
     ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        model.action.bias[model.config.num_token_id] = NUM_BIAS  # beams cannot carry numbers anyway
     with pytest.raises(ValueError, match="leave out engine="):
         model.generate(ids, max_new_tokens=2, inference_mode="compatible", num_beams=2, engine=engine)
     with pytest.raises(ValueError, match="neither hidden states nor attentions"):
@@ -280,7 +286,7 @@ def test_what_the_engine_cannot_do_is_said():
 
 
 def test_eight_bits_decide_as_the_model_of_their_weights():
-    """The heads read the engine's own vocabulary matrix: with its values in the model, tokens are the same."""
+    """The heads read the engine's own vocabulary matrix: with its values in the model, tokens are equal."""
     model = tiny_causal()
     engine = NativeEngine(model, precision="int8")
     twin = CausalQwen2ForCausalLM(model.config).eval()
@@ -333,3 +339,44 @@ def test_embedded_base_in_the_engine():
             for made in (engine, None)
         )
         assert torch.equal(ours, theirs), name
+
+
+# The command line -------------------------------------------------------------------------------------------
+
+
+def test_kv_memory_is_the_formula(tmp_path):
+    from typer.testing import CliRunner
+
+    from causal_qwen.cli import app
+    from causal_qwen.decoder import kv_cache_bytes
+
+    tiny_base(num_key_value_heads=2).save_pretrained(tmp_path)
+    asked = ["kv-memory", str(tmp_path), "--length", "100", "--kv-heads", "2", "--batch", "3", "--json"]
+    result = CliRunner().invoke(app, [*asked, "--dtype", "float32"], catch_exceptions=False)
+    config = dataclasses.replace(DecoderConfig.from_hf_config(tiny_base().config), num_key_value_heads=2)
+    expected = kv_cache_bytes(config, 3, 100, torch.float32)
+    assert json.loads(result.stdout)["rows"] == [{"kv_heads": 2, "tokens": 100, "bytes": expected}]
+    table = CliRunner().invoke(app, ["kv-memory", "llama_7b", "--length", "4096"], catch_exceptions=False)
+    assert "2.00 GiB" in table.stdout
+    assert "512.0 MiB" in table.stdout
+    with pytest.raises(ValueError, match="neither a directory"):
+        CliRunner().invoke(app, ["kv-memory", "nowhere"], catch_exceptions=False)
+
+
+def test_generate_with_the_native_engine_prints_the_same(tmp_path, base_directory):
+    from typer.testing import CliRunner
+
+    from causal_qwen import convert
+    from causal_qwen.cli import app
+
+    convert(str(base_directory), tmp_path / "model", calibration="none")
+    asked = ["generate", str(tmp_path / "model"), "Hello", "--max-new-tokens", "6", "--seed", "1", "--json"]
+
+    def printed(*options):
+        result = CliRunner().invoke(app, [*asked, "--mode", "causal", *options], catch_exceptions=False)
+        return json.loads(result.stdout)
+
+    assert printed("--engine", "native") == printed()
+    assert printed("--engine", "native", "--dtype", "int8")["seed"] == 1
+    with pytest.raises(ValueError, match="--dtype int8 needs --engine native"):
+        printed("--dtype", "int8")

@@ -1,12 +1,19 @@
 """The package's surface: names that resolve, a cheap import, and Auto classes that know us."""
 
 import importlib
+import json
+import os
 import subprocess
 import sys
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
 import causal_qwen
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(code):
@@ -59,3 +66,38 @@ def test_auto_classes_know_us_whatever_is_imported_first(name, first):
         "\nprint(type(AutoModelForCausalLM.from_config(config)).__name__)"
     )
     assert run(code) == "CausalQwen2ForCausalLM"
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_repository(tmp_path, base_directory):
+    """Built, unpacked elsewhere, and run there: everything that the commands need is inside."""
+    wheels, place = tmp_path / "wheels", tmp_path / "installed"
+    build = (
+        "import sys; from hatchling.build import build_sdist, build_wheel; "
+        "build_wheel(sys.argv[1]); build_sdist(sys.argv[1])"
+    )
+    wheels.mkdir()
+    subprocess.run([sys.executable, "-c", build, str(wheels)], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = wheels.glob("*.whl")
+    (source,) = wheels.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"Makefile", "constraints.txt", "README.md", "tests/conftest.py", "docs/index.md"} <= names
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+
+    def run(*arguments):
+        code = (
+            "import sys, causal_qwen, causal_qwen.cli; "
+            "print(causal_qwen.__file__, file=sys.stderr); causal_qwen.cli.main()"
+        )
+        environment = os.environ | {"PYTHONPATH": str(place), "COLUMNS": "200"}
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith(str(place))
+        return done.stdout
+
+    assert "counterfactual" in run("--help")
+    run("convert", base_directory, "model", "--quiet")
+    assert json.loads(run("generate", "model", "ab", "--max-new-tokens", 3, "--json"))["mode"] == "standard"

@@ -1,8 +1,10 @@
 """The four scripts pass on a lawful model, and each broken law makes at least one of them fail."""
 
+import copy
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +36,9 @@ def from_the_scripts_directory(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tiny():
-    """A base without spare rows, so that <NUM> is an added one, as in the embedded base."""
-    return Base("tiny", tiny_base(vocab_size=258, tie_word_embeddings=True), tiny_tokenizer())
+    """A base without spare rows, so that <NUM> is added, as to the embedded base; and its conversion."""
+    base = Base("tiny", tiny_base(vocab_size=258, tie_word_embeddings=True), tiny_tokenizer())
+    return base, convert(base)
 
 
 @pytest.fixture
@@ -45,11 +48,12 @@ def run(monkeypatch, tiny):
     def run(name, damage=None):
         script = importlib.import_module(name)
 
-        def load(base, seed):
-            conversion = convert(tiny, seed=seed)
+        def load(name, seed):
+            base, conversion = tiny
+            conversion = replace(conversion, model=copy.deepcopy(conversion.model))
             if damage is not None:
                 damage(conversion.model)
-            return tiny, conversion
+            return base, conversion
 
         monkeypatch.setattr(script.checks, "load", load)
         return script.main(["--draws", "16384"] if name == V2 else [])

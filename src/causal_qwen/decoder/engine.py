@@ -58,7 +58,7 @@ class Engine:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
-        self.weights = weights
+        self.weights = weights if compilation_enabled() else weights.widened()
         self.frequencies = rope_frequencies(config)  # (d/2,)
         large = sum(block.gate_up.weight.numel() for block in weights.blocks) >= SMALLEST_COMPILED
         self.compiled = (large if compiled is None else compiled) and compilation_enabled()
@@ -161,7 +161,7 @@ class Engine:
                 for tensor in (*keys, *values):
                     torch._dynamo.mark_dynamic(tensor, 0)
             x = run(x, cos, sin, mask, slots, keys, values, list(self.weights.blocks[group]))
-        if self._narrow.failed or self._wide.failed:
+        if self.compiled and (self._narrow.failed or self._wide.failed):
             self._give_up_compiling()
         return x
 

@@ -71,7 +71,7 @@ class PackedWeights:
         return sum(part.nbytes for matrix in matrices for part in matrix if part is not None)
 
     def widened(self) -> PackedWeights:
-        """The same values in float32."""
+        """The same values in float32; what is float32 already is shared."""
 
         def wide(matrix: Matrix) -> Matrix:
             return Matrix(matrix.dense())

@@ -23,6 +23,8 @@ __all__ = ["draw_calibration", "draw_coverage", "draw_errors", "draw_predictions
 BLUE, ORANGE, GREY = "#2166ac", "#d6604d", "#777777"
 LEVELS = torch.linspace(0.02, 0.98, 49).tolist()
 MOST_POINTS = 300
+# Axes cannot be laid out beyond.
+LARGEST_DRAWN = 1e100
 
 
 def picture(draw: Callable[[Axes, Evaluation], None], seen: Evaluation) -> bytes:
@@ -62,7 +64,7 @@ def draw_calibration(axes: Axes, seen: Evaluation) -> None:
 
 def draw_errors(axes: Axes, seen: Evaluation) -> None:
     """The share of numbers whose error is at most so large."""
-    errors = (seen.predicted - seen.values).abs().sort().values
+    errors = (seen.predicted - seen.values).abs().clamp(max=LARGEST_DRAWN).sort().values
     shares = torch.arange(1, len(errors) + 1) / len(errors)
     middle, tail = metrics.quantile(errors, 0.5), metrics.quantile(errors, 0.9)
     axes.step(errors, shares, where="post", color=BLUE)
@@ -94,8 +96,12 @@ def draw_predictions(axes: Axes, seen: Evaluation) -> None:
     order = seen.values.argsort()
     step = max(len(order) / MOST_POINTS, 1.0)
     kept = order[(torch.arange(min(len(order), MOST_POINTS)) * step).long()]
-    truth, predicted = seen.values[kept], seen.predicted[kept]
-    lower, upper = (end[kept] for end in seen.interval(0.9))
+    truth = seen.values[kept].clamp(-LARGEST_DRAWN, LARGEST_DRAWN)
+    ends = [float(truth[0]), float(truth[-1])]
+    span = max(ends[1] - ends[0], abs(ends[1]) * 1e-6, 1e-9)
+    # What lies far outside of the picture need not be drawn to scale, and could not be where it overflows.
+    far = (ends[0] - 100 * span, ends[1] + 100 * span)
+    predicted, lower, upper = (column[kept].clamp(*far) for column in (seen.predicted, *seen.interval(0.9)))
     inside = (lower <= truth) & (truth <= upper)
     for covered, color, name in ((inside, BLUE, "inside"), (~inside, ORANGE, "outside")):
         if covered.any():
@@ -104,14 +110,11 @@ def draw_predictions(axes: Axes, seen: Evaluation) -> None:
                 truth[covered], predicted[covered], yerr=reach, fmt="o", markersize=3, color=color,
                 ecolor=color, elinewidth=0.6, alpha=0.6, label=f"truth {name} the 90% interval",
             )  # fmt: skip
-    ends = [float(truth.min()), float(truth.max())]
     axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=1)
     if ends[0] > 0 and ends[1] > 30 * ends[0]:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log", ylim=(ends[0] / 10, ends[1] * 10))
     else:
         # A few wide intervals must not hide the rest.
-        span = max(ends[1] - ends[0], 1e-9)
         low, high = metrics.quantile(lower, 0.05), metrics.quantile(upper, 0.95)
         axes.set_ylim(max(min(low, ends[0]), ends[0] - 2 * span), min(max(high, ends[1]), ends[1] + 2 * span))
     axes.set(xlabel="number", ylabel="prediction", title="Predictions")

@@ -84,7 +84,11 @@ class NativeEngine:
         self.config = model.config
         self.action = model.action
         self.value_space = model.value_space
-        self.lm_head = _VocabularyMatrix(self.engine.weights.head)
+
+    @property
+    def lm_head(self) -> _VocabularyMatrix:
+        """Where a decision finds W."""
+        return _VocabularyMatrix(self.engine.weights.head)
 
     def token_logits(self, loc_U: Tensor) -> Tensor:
         """W loc_U + b, (..., V), float32."""

@@ -77,7 +77,8 @@ class Matrix(NamedTuple):
         if self.scale is None:
             return [self.weight.unsqueeze(1).to(torch.float32)]
         words = self.weight.unflatten(-1, (-1, 8))  # (V, G, 8)
-        return [((words << 8 * (3 - byte)) >> 24).to(torch.float32) for byte in range(4)]
+        raised = [words << 24, words << 16, words << 8, words]  # each byte at the top, its sign with it
+        return [(word >> 24).to(torch.float32) for word in raised]
 
     def wide_runs(self) -> list[Tensor]:
         """`runs` with scale and shift."""
@@ -119,7 +120,7 @@ def row_products(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def _float_sums(vector: Tensor, weight: Tensor, count: int) -> Tensor:
-    """W x for one x (D,) of ``count``, as sums side by side: a single one would wait for its own additions."""
+    """W x for one x (D,) of ``count``, as sums side by side: a single one waits for its own additions."""
     parts = max(PARTS // count, 1)
     parts = parts if len(vector) % (8 * parts) == 0 else 1
     pieces = zip(weight.chunk(parts, -1), vector.chunk(parts), strict=True)

@@ -207,6 +207,7 @@ def read_rows(source: Source, *, bad_rows: BadRows) -> Iterator[tuple[str, Mappi
         for path in _paths(str(source)):
             yield from _read_file(path, bad_rows)
         return
+    item: Any
     for index, item in enumerate(source):
         if isinstance(item, str | Path):
             yield from read_rows(item, bad_rows=bad_rows)

@@ -202,7 +202,7 @@ class TrainingRecipe:
 
     def to_yaml(self) -> str:
         """The whole recipe, defaults included."""
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)
+        return str(yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True))
 
 
 def _need(holds: bool, recipe: TrainingRecipe, name: str, what: str) -> None:

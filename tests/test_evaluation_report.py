@@ -1,0 +1,66 @@
+"""Reports show what was measured, whatever it was; pictures are inside."""
+
+import pytest
+import torch
+
+from causal_qwen import Cauchy, ValueSpace
+from causal_qwen.evaluation import Evaluation
+from causal_qwen.evaluation.report import write_report
+
+
+def evaluation(values, loc, scale, *, space=None, scores=None):
+    """Three tokens, and numbers with the given laws in value space."""
+    columns = (torch.tensor(column, dtype=torch.float64) for column in (loc, scale, values))
+    loc, scale, values = columns
+    return Evaluation(
+        labels=torch.tensor([1, 2, 3]),
+        chosen=torch.tensor([1, 2, 4]),
+        confidence=torch.tensor([0.9, 0.5, 0.2]),
+        prob_sum=torch.tensor([1.0, 1.1, 0.9]),
+        token_means={"eval/ovr_nll": 1.0},
+        U={"dist/U_loc_mean": 0.25},
+        Y=Cauchy(loc, scale),
+        values=values,
+        value_space=space or ValueSpace("log"),
+        conformal_scores=scores,
+        num_token_id=3,
+    )
+
+
+CASES = {
+    "plain": evaluation([1.0, 20.0, 3.0], [0.5, 3.0, 1.2], [0.1, 0.2, 0.1], scores=[0.5, 1.0, 3.0]),
+    "wide": evaluation([1.0, 1e6], [0.5, 3.0], [1e-3, 1e4]),
+    "huge": evaluation([-1e300, 1e300], [0.0, 900.0], [1.0, 500.0]),
+    "linear": evaluation([-5.0, 5.0], [-1e308, 1e308], [1.0, 1e308], space=ValueSpace("linear")),
+    "constant": evaluation([7.0, 7.0, 7.0], [2.0, 2.0, 2.0], [0.1, 0.1, 0.1]),
+    "one": evaluation([0.0], [0.0], [1.0]),
+    "none": evaluation([], [], []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reports_of_any_numbers(case, tmp_path):
+    """Warnings are errors: no overflow, no empty picture."""
+    seen = CASES[case]
+    write_report(seen, tmp_path / "report.html", title="A & B", facts={"model": "<mine>"})
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == (1 if case == "none" else 4)
+    assert "A &amp; B" in page
+    assert "&lt;mine&gt;" in page
+    for name in seen.metrics():
+        assert f"<td>{name}</td>" in page
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_report_says_which_intervals_it_shows(tmp_path):
+    for case, words in (
+        ("plain", "split conformal, from 3 numbers"),
+        ("wide", "carries no conformal scores"),
+    ):
+        write_report(CASES[case], tmp_path / "report.md", title="Report")
+        assert words in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_another_format_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"a report is \.html or \.md"):
+        write_report(CASES["one"], tmp_path / "report.pdf", title="Report")
