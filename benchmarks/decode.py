@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
 import causal_qwen
@@ -111,6 +112,14 @@ def transformers_run(model: Any, ids: Tensor, tokens: int, **options: Any) -> li
     if streamer is None:
         return [(time.perf_counter() - start) / tokens] * tokens
     return _differences([start, *clock.times[1:]])
+
+
+def compiled_run(model: Any, ids: Tensor, tokens: int) -> list[float]:
+    """generate() with transformers' own compiled step over a static cache."""
+    compiling = CompileConfig(fullgraph=False, mode="default")
+    compiling._compile_all_devices = True
+    options = {"cache_implementation": "static", "compile_config": compiling}
+    return transformers_run(model, ids, tokens, **options)
 
 
 def engine_run(engine: Engine | CausalLM, ids: Tensor, tokens: int) -> list[float]:
@@ -216,13 +225,18 @@ def rounds(
 def tables(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, dict[str, float]]:
     """Tokens per second and seconds to the first token, by batch and prompt."""
     rows: dict[str, dict[str, float]] = {}
-    makers: dict[str, Callable[[], Any]] = {"transformers float32": lambda: base.model}
+    makers: dict[str, Callable[[], Any]] = {
+        "transformers float32": lambda: base.model,
+        "transformers float32, compiled": lambda: base.model,
+    }
     for precision in PRECISIONS:
         makers[f"engine {precision}"] = functools.partial(Engine.from_model, base.model, precision=precision)
     for name, make in makers.items():
         model = make()
-        run = transformers_run if name.startswith("transformers") else engine_run
-        for batch in (1, 8):
+        run: Callable[..., list[float]] = engine_run
+        if name.startswith("transformers"):
+            run = compiled_run if name.endswith("compiled") else transformers_run
+        for batch in (1,) if run is compiled_run else (1, 8):
             for length in (32, 512):
                 prompt = ids[:, :length].expand(batch, -1)
                 measured = [run(model, prompt, tokens) for _ in range(max(repeats // 2, 2))][1:]

@@ -42,7 +42,7 @@ print(f"median absolute error on held-out cars: {result.metrics['eval/reg_mdae']
 
 model = CausalQwen2ForCausalLM.from_pretrained(result.output).eval()
 processor = CausalQwen2Processor.from_pretrained(result.output)
-questions = [TEMPLATE.format(**row | {"Miles_per_Gallon": ""}).rstrip() for row in asked]
+questions = [TEMPLATE.format(**row | {"Miles_per_Gallon": ""}) for row in asked]
 answers = model.predict_number(processor(questions, padding=True, return_tensors="pt"), level=0.9)
 for row, median, lower, upper in zip(asked, answers.median, answers.lower, answers.upper, strict=True):
     print(f"{row['Name']:28} {median:5.1f}  ({lower:.1f} to {upper:.1f}), in truth {row['Miles_per_Gallon']}")

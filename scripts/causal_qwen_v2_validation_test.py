@@ -77,6 +77,7 @@ class Laws:
                 Cauchy(self.U.loc, self.U.scale),
                 do_sample=True,
                 temperature=temperature,
+                noise_gain=self.model.config.noise_gain,
                 epsilon=self.epsilon(len(self.U.loc)),
             )
             blocks.append(self.scores(Cauchy(moved.loc, moved.scale.expand_as(moved.loc))).loc)
@@ -97,15 +98,16 @@ def position_against_scale(found: checks.Checks, laws: Laws) -> None:
     found.add("without sampling the location stays", same, same, True)
 
     epsilon = laws.epsilon(len(U.loc))[0]
-    moved = action.exogenous(U, do_sample=True, epsilon=epsilon)
-    error = relative(moved.loc - U.loc, laws.noise * epsilon)
+    gain = laws.model.config.noise_gain
+    moved = action.exogenous(U, do_sample=True, noise_gain=gain, epsilon=epsilon)
+    error = relative(moved.loc - U.loc, gain * laws.noise * epsilon)
     found.add(
-        "with sampling the location moves by +|b_noise|ε", error < 1e-3, f"off by {error:.1g}", "< 1e-3"
+        "with sampling the location moves by +κ|b_noise|ε", error < 1e-3, f"off by {error:.1g}", "< 1e-3"
     )
     same = torch.equal(moved.scale, U.scale)
     found.add("with sampling the scale stays", same, same, True)
-    shift = Cauchy(free.loc, laws.W.abs() @ laws.noise)
-    cauchy_check(found, "sampled locations of S ~ Cauchy(loc_S, |W||b_noise|)", laws.sampled(1.0), shift)
+    shift = Cauchy(free.loc, gain * (laws.W.abs() @ laws.noise))
+    cauchy_check(found, "sampled locations of S ~ Cauchy(loc_S, κ|W||b_noise|)", laws.sampled(1.0), shift)
 
 
 def individuals(found: checks.Checks, laws: Laws) -> None:
@@ -196,7 +198,7 @@ def linear_stability(found: checks.Checks, laws: Laws) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 0 if all pass."""
     parser = checks.arguments(__doc__)
-    parser.add_argument("--draws", type=int, default=65536, help="causes drawn for each statistic")
+    parser.add_argument("--draws", type=int, default=32768, help="causes drawn for each statistic")
     options = parser.parse_args(argv)
     base, conversion = checks.load(options.base, options.seed)
     found = checks.Checks(f"V2 principles on {options.base}, {options.draws} draws")

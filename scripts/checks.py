@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from causal_qwen.cli.console import print_table
 from causal_qwen.conversion import EMBEDDED, Base, Conversion, convert, load_base
+from causal_qwen.conversion.transfer import CalibrationMode
 
 
 @dataclass
@@ -49,10 +50,10 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def load(name: str, seed: int) -> tuple[Base, Conversion]:
+def load(name: str, seed: int, calibration: CalibrationMode = "default") -> tuple[Base, Conversion]:
     """The base in float32, and its conversion."""
     print(f"converting {name} …", file=sys.stderr)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     base = load_base(name, dtype=torch.float32)
-    return base, convert(base, seed=seed)
+    return base, convert(base, seed=seed, calibration=calibration)

@@ -24,7 +24,6 @@ from transformers import (
 from causal_qwen.conversion import Base
 
 PROMPTS = ("The old lighthouse", "1 2 3 4")
-NEW = 5
 # Fields of GenerationConfig without a case of their own, and why.
 NO_CASE = {
     "only adds to the output": (
@@ -105,8 +104,8 @@ def other_cases(base: Base) -> dict[str, dict[str, Any]]:
             "exponential_decay_length_penalty": (2, 1.5),
             "eos_token_id": first,
         },
-        "min_length": {"min_length": 20, "eos_token_id": few},
-        "min_new_tokens": {"min_new_tokens": 4, "eos_token_id": few},
+        "min_length": {"min_length": 8, "eos_token_id": few},
+        "min_new_tokens": {"min_new_tokens": 3, "eos_token_id": few},
         "max_length": {"max_length": 12, "max_new_tokens": None},
         "max_time": {"max_time": 600.0},
         "eos_token_id": {"eos_token_id": list(range(200)), "pad_token_id": 0},
@@ -134,7 +133,7 @@ def generated(model: Qwen2ForCausalLM, inputs: dict[str, Tensor], options: dict[
     """The ids, or the error that was raised."""
     torch.manual_seed(seed)
     try:
-        return model.generate(**inputs, **({"max_new_tokens": NEW} | options))
+        return model.generate(**inputs, **options)
     except (ValueError, TypeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"[:80]
 
@@ -151,8 +150,11 @@ def compare(found: checks.Checks, name: str, expected: Any, given: Any) -> None:
 @torch.no_grad()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; 0 if all pass."""
-    options = checks.arguments(__doc__).parse_args(argv)
-    base, conversion = checks.load(options.base, options.seed)
+    parser = checks.arguments(__doc__)
+    parser.add_argument("--tokens", type=int, default=4, help="tokens that each case generates")
+    options = parser.parse_args(argv)
+    # Nothing that is calibrated takes part in compatible mode.
+    base, conversion = checks.load(options.base, options.seed, "none")
     found = checks.Checks(f"generate() in compatible mode against {options.base}")
     model = conversion.model
     found.add(
@@ -169,6 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared = sampled_cases() | other_cases(base)
     for name, asked in compared.items():
         rows = asked.pop("rows", len(PROMPTS))
+        asked = {"max_new_tokens": options.tokens} | asked
         given = {key: tensor[-rows:] for key, tensor in inputs.items()}
         wanted = generated(base.model, given, asked, options.seed)
         compare(

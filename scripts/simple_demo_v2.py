@@ -17,7 +17,7 @@ from causal_qwen_mvp import (
 )
 
 PROMPT = "The reason why the sea is salty is that"
-NEW = 12
+NEW = 8
 
 
 def texts(
@@ -81,8 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     texts(found, base, model, processor)
     methods(found, base, model, ids)
 
+    model.model.requires_grad_(False)  # the heads alone learn
     trained = [*model.abduction.parameters(), model.action.bias]
-    trainer = CausalTrainer(model, torch.optim.SGD(trained, lr=1e-3))
+    trainer = CausalTrainer(model, torch.optim.SGD(trained, lr=1e-2))
     losses = [trainer.training_step({"input_ids": ids})["loss"] for _ in range(3)]
     falling = losses[-1] < losses[0]
     found.add("training steps lower the loss", falling, [f"{loss:.3f}" for loss in losses], "falling")

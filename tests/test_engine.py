@@ -64,6 +64,9 @@ def test_only_a_large_matrix_and_few_vectors_are_worth_a_compiler(monkeypatch):
     for count in range(1, 11):
         assert products(torch.randn(count, 24), matrix).shape == (count, 64)
     assert calls == [1, 2, 4, 4, 8, 8, 8, 8]
+    monkeypatch.setattr(kernel, "SMALLEST_COMPILED", 64 * 32)
+    products(torch.randn(1, 32), quantise(torch.randn(64, 32)))
+    assert calls[8:] == [1], "bytes count as weights, though four of them share a word"
 
 
 @settings(max_examples=25, deadline=None)

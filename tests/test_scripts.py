@@ -24,6 +24,7 @@ SCRIPTS = (
     "end_to_end_comparison_test_v2",
 )
 V2, COMPATIBILITY, DEMO, END_TO_END = SCRIPTS
+FAST = {V2: ["--draws", "8192"], COMPATIBILITY: ["--tokens", "3"]}
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def run(monkeypatch, tiny):
     def run(name, damage=None):
         script = importlib.import_module(name)
 
-        def load(name, seed):
+        def load(name, seed, calibration="default"):
             base, conversion = tiny
             conversion = replace(conversion, model=copy.deepcopy(conversion.model))
             if damage is not None:
@@ -56,7 +57,7 @@ def run(monkeypatch, tiny):
             return base, conversion
 
         monkeypatch.setattr(script.checks, "load", load)
-        return script.main(["--draws", "16384"] if name == V2 else [])
+        return script.main(FAST.get(name, []))
 
     return run
 
@@ -192,6 +193,6 @@ def embedded():
 @pytest.mark.parametrize("name", [V2, COMPATIBILITY, END_TO_END, DEMO])  # the demo trains the model, so last
 def test_script_passes_on_the_embedded_base(name, embedded, monkeypatch, capsys):
     script = importlib.import_module(name)
-    monkeypatch.setattr(script.checks, "load", lambda base, seed: embedded)
-    code = script.main([])
+    monkeypatch.setattr(script.checks, "load", lambda *asked: embedded)
+    code = script.main(FAST.get(name, []))
     assert code == 0, capsys.readouterr().err

@@ -132,10 +132,14 @@ class AbductionNetwork(nn.Module):
             return F.softplus(pre.clamp(min=-EXPONENT_BOUND))
         return magnitude(pre).clamp(min=math.exp(-EXPONENT_BOUND))
 
+    def location(self, hidden_states: Tensor) -> Tensor:
+        """loc_U = W_loc z + b_loc, (..., D), of features (..., H)."""
+        return F.linear(exact(hidden_states), exact(self.loc.weight), exact(self.loc.bias))
+
     def forward(self, hidden_states: Tensor) -> tuple[Cauchy, Cauchy]:
         """The individual U (..., D) and the common cause U₀ (...) of features (..., H)."""
         z = exact(hidden_states)
-        loc_U = F.linear(z, exact(self.loc.weight), exact(self.loc.bias))  # (..., D)
+        loc_U = self.location(z)  # (..., D)
         scale_U = self.activation(F.linear(z, exact(self.scale.weight), exact(self.scale.bias)))  # (..., D)
         loc_U0 = -F.linear(z, exact(self.common.weight), exact(self.common.bias)).squeeze(-1)  # (...)
         return Cauchy(loc_U, scale_U), Cauchy(loc_U0, exact(magnitude(self.common_scale)).expand_as(loc_U0))

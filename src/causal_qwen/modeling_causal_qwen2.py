@@ -179,7 +179,8 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             numeric_values: (B, T) value at each <NUM>, ignored elsewhere.
             output_logits: Whether to compute ``logits``; by default unless training with labels.
             output_scores: Whether to return loc_S and scale_S, (B, K, V) each.
-            hide_num_token: Whether ``logits`` leave out a <NUM> row that conversion added, to be the base's.
+            hide_num_token: Whether ``logits`` leave out a <NUM> row that conversion added, to be the base's;
+                then they are all that is computed, unless anything else is asked for.
             **kwargs: Passed to the backbone, except what the loss reads: ``labels_values``, (B, T) values
                 that belong to ``labels`` (``numeric_values`` by default), ``shift_labels`` and
                 ``shift_labels_values`` (already shifted), ``num_items_in_batch`` and ``num_numbers_in_batch``
@@ -211,6 +212,14 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         # A loss needs every position; without one, the heads only see the positions that are asked for.
         hidden_states = outputs.last_hidden_state if has_labels else outputs.last_hidden_state[:, kept]
+        if hide_num_token and output_logits is None and not (has_labels or output_scores):
+            # A step of transformers' own loops, which read nothing but logits.
+            return CausalLMOutput(
+                logits=self.visible_logits(self.abduction.location(hidden_states), hide_num_token=True),
+                past_key_values=outputs.past_key_values,
+                hidden_states=outputs.hidden_states,
+                attentions=outputs.attentions,
+            )
         U, U0 = self.abduction(hidden_states)  # (B, K, D), (B, K)
         U_noisy = self.action.exogenous(U)
         Y = self.action.numbers(U_noisy)  # (B, K)
@@ -228,10 +237,7 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
 
         if output_logits is None:
             output_logits = not (has_labels and self.training)
-        logits = self.token_logits(U.loc) if output_logits else None
-        if hide_num_token and logits is not None and self.config.num_token_id == logits.shape[-1] - 1:
-            # Not only can it not be chosen: it must not take part in the random draws of a sampler either.
-            logits = logits[..., :-1]
+        logits = self.visible_logits(U.loc, hide_num_token=hide_num_token) if output_logits else None
         S = self.action.scores(U_noisy, U0, self.lm_head.weight) if output_scores else None
         return CausalLMOutput(
             loss=loss,
@@ -274,6 +280,14 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         logits = self.lm_head(loc_U.to(self.lm_head.weight.dtype))
         bias = self.action.bias.to(logits.dtype)
         return logits + bias if torch.is_grad_enabled() else logits.add_(bias)
+
+    def visible_logits(self, loc_U: Tensor, *, hide_num_token: bool) -> Tensor:
+        """`token_logits`, without a <NUM> row that conversion added if it is to be hidden."""
+        logits = self.token_logits(loc_U)
+        if hide_num_token and self.config.num_token_id == logits.shape[-1] - 1:
+            # Not only can it not be chosen: it must not take part in the random draws of a sampler either.
+            return logits[..., :-1]
+        return logits
 
     def prob_num(self, U: Cauchy, U0: Cauchy) -> Tensor:
         """P_<NUM> = P(S_<NUM> > C_<NUM>) for U' (..., D), from one row of W."""
@@ -465,6 +479,7 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             raw_intervals=raw_intervals,
             normalisation=normalisation,
             suppress_unused=suppress_unused,
+            own_loop=engine is not None,
         )
         if decision is not None:
             # transformers hands neither to a loop that is not its own.

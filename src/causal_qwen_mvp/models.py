@@ -149,9 +149,7 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
         return result
 
     @torch.no_grad()
-    def inference(  # type: ignore[override]
-        self, input_ids: Tensor, mode: str | None = "standard", **options
-    ) -> CausalMVPOutput:
+    def inference(self, input_ids: Tensor, mode: str | None = "standard", **options) -> CausalMVPOutput:
         """The laws at every position, and the decision for the next token in ``next_token_ids`` (B, 1).
 
         Modern: `causal_qwen.InferenceEngine`, whose `Inference` also has the number and its interval.

@@ -58,15 +58,27 @@ def test_killed_ten_times_the_run_ends_with_the_same_weights(model, tmp_path):
     assert_same_weights(tmp_path / "whole20", tmp_path / "killed")
 
 
+OPTIONS = {"max_steps": 10, "accumulation": 2}  # into the second epoch
+
+
+@pytest.fixture(scope="module")
+def alone(model, tmp_path_factory):
+    """The run of one process, which the others are held against."""
+    directory = tmp_path_factory.mktemp("alone")
+    finish(start(recipe(directory, model, batch_size=4, **OPTIONS)))
+    return directory / "out"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp"])
-def test_two_processes_follow_the_trajectory_of_one(model, tmp_path, fsdp):
-    options = {"max_steps": 10, "accumulation": 2}  # into the second epoch
-    processes(recipe(tmp_path, model, output=str(tmp_path / "one"), batch_size=4, **options), 1)
-    processes(recipe(tmp_path, model, output=str(tmp_path / "two"), batch_size=2, fsdp=fsdp, **options), 2)
-    one, two = (read_records(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+def test_two_processes_follow_the_trajectory_of_one(model, tmp_path, alone, fsdp):
+    processes(recipe(tmp_path, model, batch_size=2, fsdp=fsdp, **OPTIONS), 2)
+    facts = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (facts["train/processes"], facts["train/sharded"]) == (2, fsdp)
+    one, two = (read_records(output / "metrics.jsonl") for output in (alone, tmp_path / "out"))
     names = ("train/total_loss", "train/cls_loss_mean", "train/reg_loss_effective", "train/grad_norm")
     for name in names:
         expected = [record[name] for record in one if name in record]
+        assert len(expected) == 10
         assert [record[name] for record in two if name in record] == pytest.approx(expected, rel=1e-3), name
-    assert_same_weights(tmp_path / "one", tmp_path / "two", rtol=1e-2, atol=1e-3)
+    assert_same_weights(alone, tmp_path / "out", rtol=1e-2, atol=1e-3)

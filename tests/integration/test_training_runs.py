@@ -199,8 +199,31 @@ def test_trackers_get_the_same_names_offline(model, tmp_path, monkeypatch):
 
 def test_early_stopping_returns_the_best_weights(model, tmp_path):
     options = {"early_stopping": 1, "eval_steps": 1, "save_steps": 1, "max_steps": 30}
-    result = train(recipe(tmp_path, model, learning_rate=0.5, heads_learning_rate=0.5, **options))
+    result = train(recipe(tmp_path, model, learning_rate=0.02, heads_learning_rate=0.5, **options))
     assert result.metrics["train/steps"] < 30
+    records = read_records(result.output / "metrics.jsonl")
+    evaluated = {
+        record["step"]: record["eval/total_loss"] for record in records if "eval/total_loss" in record
+    }
+    best = min(evaluated, key=evaluated.get)
+    assert best < max(evaluated)
+    (at_best,) = [record for record in records if record["step"] == best and "eval/reg_crps" in record]
+    assert result.metrics["eval/reg_crps"] == pytest.approx(at_best["eval/reg_crps"], rel=1e-5)
+
+
+def test_checkpointed_and_bfloat16_activations_train_as_well(model, tmp_path):
+    options = {"max_steps": 4, "validation_fraction": 0.0, "calibration_fraction": 0.0}
+    for name, extra in (
+        ("plain", {}),
+        ("checkpointed", {"gradient_checkpointing": True}),
+        ("bf16", {"bf16": True}),
+    ):
+        train(recipe(tmp_path, model, output=str(tmp_path / name), **options, **extra))
+    plain, checkpointed, bf16 = (
+        losses(tmp_path / name / "metrics.jsonl") for name in ("plain", "checkpointed", "bf16")
+    )
+    assert checkpointed == pytest.approx(plain, rel=1e-4)
+    assert bf16 == pytest.approx(plain, rel=0.1)
 
 
 def test_norms_and_vectors_do_not_decay(model, tmp_path):

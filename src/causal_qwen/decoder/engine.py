@@ -60,7 +60,7 @@ class Engine:
         self.config = config
         self.weights = weights if compilation_enabled() else weights.widened()
         self.frequencies = rope_frequencies(config)  # (d/2,)
-        large = sum(block.gate_up.weight.numel() for block in weights.blocks) >= SMALLEST_COMPILED
+        large = sum(block.gate_up.size for block in weights.blocks) >= SMALLEST_COMPILED
         self.compiled = (large if compiled is None else compiled) and compilation_enabled()
         self.tell = logger.info if tell is None else tell
         self._batches: set[int] = set()  # that have been compiled

@@ -249,7 +249,7 @@ def _attention(
     value_cache.index_copy_(0, slots, qkv[:, heads + groups :].permute(2, 0, 1, 3).to(value_cache.dtype))
     past_keys, past_values = (cache.permute(1, 2, 0, 3) for cache in (key_cache, value_cache))  # (B, K, S, d)
     if new > 1:
-        mixed = F.scaled_dot_product_attention(
+        mixed: Tensor = F.scaled_dot_product_attention(
             query, past_keys.float(), past_values.float(), attn_mask=mask, enable_gqa=True
         )
         return mixed.transpose(1, 2).flatten(2)
@@ -257,4 +257,5 @@ def _attention(
     query = query.view(batch, groups, heads // groups, 1, width) * width**-0.5
     scores = (query * past_keys[:, :, None]).sum(-1) + mask[:, :, 0][:, :, None]  # (B, K, N/K, S)
     weights = scores.softmax(-1)
-    return (weights[..., None] * past_values[:, :, None]).sum(-2).view(batch, 1, heads * width)
+    mixed = (weights[..., None] * past_values[:, :, None]).sum(-2)  # (B, K, N/K, d)
+    return mixed.view(batch, 1, heads * width)

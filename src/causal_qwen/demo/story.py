@@ -223,7 +223,7 @@ def ask_what_if(tuned: Tuned) -> Counterfactual:
 
 def question(row: Mapping[str, Any]) -> str:
     """The sentence of a row up to its answer."""
-    return TEMPLATE.format(**row | {TARGET: ""}).rstrip()
+    return TEMPLATE.format(**row | {TARGET: ""})
 
 
 def report(

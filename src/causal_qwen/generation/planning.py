@@ -44,8 +44,10 @@ def plan(
     raw_intervals: bool,
     normalisation: str,
     suppress_unused: bool,
+    own_loop: bool = False,
 ) -> Decision | None:
-    """The decision to generate with, or None where transformers' own loop serves (beams, assistants).
+    """The decision to generate with, or None where transformers' own loop serves: beams, assistants, and what
+    Qwen does, as long as no number can be written.
 
     Args:
         model: Whose configuration has the last word.
@@ -59,6 +61,7 @@ def plan(
         raw_intervals: As given to generate().
         normalisation: As given to generate().
         suppress_unused: As given to generate().
+        own_loop: Whether transformers' own loop will not do.
     """
     configured = model.generation_config if generation_config is None else generation_config
     found = {
@@ -89,12 +92,14 @@ def plan(
                 "inference_mode='compatible' samples tokens, not individuals; seed it with torch.manual_seed"
             )
         kwargs["hide_num_token"] = not model.writes_numbers
-        if way not in LOOPED:
+        plain = normalisation == "softmax" and not (own_loop or asked.return_dict_in_generate)
+        if way not in LOOPED or (plain and not model.writes_numbers):
             if model.writes_numbers:
                 raise ValueError(
                     f"{way.value} cannot carry numbers; generate with num_beams=1 and no assistant"
                 )
-            return None
+            _forget_absent_numbers(model, inputs, kwargs)
+            return None  # transformers' own loop
         _move_stop_strings(asked, kwargs)
         return Decision(mode, do_sample=asked.do_sample, ovr=normalisation == "ovr", **reported)
     if way not in LOOPED:
@@ -114,6 +119,15 @@ def plan(
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
+
+
+def _forget_absent_numbers(
+    model: CausalQwen2ForCausalLM, inputs: Tensor | None, kwargs: dict[str, Any]
+) -> None:
+    """Values of a prompt without numbers are all 0, and need not be carried from step to step."""
+    ids, num_token_id = inputs if inputs is not None else kwargs.get("input_ids"), model.config.num_token_id
+    if ids is not None and num_token_id is not None and not torch.any(ids == num_token_id):
+        kwargs.pop("numeric_values", None)
 
 
 def _move_stop_strings(asked: GenerationConfig, kwargs: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, T
     if torch.compiler.is_compiling():  # already inside somebody's graph, which fuses on its own
         weight = matrix.dense().to(loc_U.dtype)
         return F.linear(loc_U, weight), F.linear(scale_U, weight.abs())
-    small = matrix.weight.numel() < SMALLEST_COMPILED or loc_U.dtype != torch.float32
+    small = matrix.size < SMALLEST_COMPILED or loc_U.dtype != torch.float32
     if small or not 0 < count <= PASS_SIZES[-1]:
         return _block_products(loc_U, scale_U, matrix)
     padding = min(size for size in PASS_SIZES if size >= count) - count

@@ -64,6 +64,11 @@ class Matrix(NamedTuple):
         """D."""
         return self.weight.shape[1] * (1 if self.scale is None else 4)
 
+    @property
+    def size(self) -> int:
+        """V · D."""
+        return self.weight.shape[0] * self.columns
+
     def rows(self, chosen: Tensor | slice) -> Matrix:
         """Some rows; views where they are a slice."""
         scale = None if self.scale is None else self.scale[chosen]
@@ -151,7 +156,7 @@ def products(x: Tensor, matrix: Matrix) -> Tensor:
     count = x.shape[0]
     with torch.no_grad():
         x, matrix = x.detach(), matrix._replace(weight=matrix.weight.detach())
-        small = matrix.weight.numel() < SMALLEST_COMPILED or x.dtype != torch.float32
+        small = matrix.size < SMALLEST_COMPILED or x.dtype != torch.float32
         if small or torch.compiler.is_compiling() or not 0 < count <= LARGEST_PASS:
             return dense_products(x, matrix)
         padding = min(size for size in PASS_SIZES if size >= count) - count

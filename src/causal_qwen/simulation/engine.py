@@ -73,7 +73,7 @@ class CausalEngine(nn.Module):
         """The number alone, without a gate: by the Cauchy law, or by (loc_Y − v)² with the same heads."""
         _, _, Y = self(features)
         if kind == "squared":
-            return (Y.loc - values).square().mean()
+            return torch.nn.functional.mse_loss(Y.loc, values)
         return number_loss(Y, values, torch.ones_like(values))
 
     def slope(self) -> Tensor:

@@ -26,6 +26,7 @@ __all__ = ["BadRow", "BadRows", "Example", "Template", "read_examples", "read_ro
 logger = logging.getLogger(__name__)
 
 PACKAGE = "package:"
+MOST_WARNINGS = 20  # skipped rows that are named one by one
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 OnBadRow = Literal["error", "skip"]
 Source = str | Path | Iterable[Mapping[str, Any]] | Sequence[str | Path]
@@ -57,7 +58,8 @@ class BadRows:
             raise BadRow(f"{where}: {reason}; mend the row, or skip such rows (on_bad_row: skip)")
         self.count += 1
         self.reasons[reason] += 1
-        logger.warning("skipped %s: %s", where, reason)
+        level = logging.WARNING if self.count <= MOST_WARNINGS else logging.DEBUG
+        logger.log(level, "skipped %s: %s", where, reason)
 
 
 @dataclass(frozen=True)

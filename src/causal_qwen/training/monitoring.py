@@ -25,6 +25,7 @@ __all__ = [
     "LocalRecords",
     "ProgressBar",
     "Trackers",
+    "defined",
     "draw_curves",
     "mode_agreement",
     "read_records",
@@ -69,12 +70,15 @@ class LocalRecords(TrainerCallback):
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """One line of JSON, which has no NaN: null is what was undefined."""
-    clean = {
+    return json.dumps(defined(record)) + "\n"
+
+
+def defined(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with None for NaN and infinity, which JSON does not have."""
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.items()
     }
-    return json.dumps(clean) + "\n"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

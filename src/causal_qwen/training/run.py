@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from torch import nn
+from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
 from causal_qwen.conversion.files import atomic_directory
@@ -24,10 +26,9 @@ from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint
 from causal_qwen.training.data import Source
 from causal_qwen.training.encoding import Collator, numbers_of
-from causal_qwen.training.features import HeadsOnly, cache_features, collate_features
+from causal_qwen.training.methods import Place, Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, batches_of, load_model, prepare_rows
 from causal_qwen.training.recipe import TrainingRecipe
-from causal_qwen.training.sharding import gathered, shard
 from causal_qwen.training.start import recalibrate_gain, set_value_space, wake_numbers
 from causal_qwen.training.trainer import CausalTrainer
 
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # What may differ when a run is resumed: it changes what is told or kept, not what is computed.
 FREE_FIELDS = {"report_to", "run_name", "save_total_limit", "diagnostics"}
+EVALUATION_FILE = "evaluation.json"
 LOSS_FIELDS = (
     "loss_impl",
     "num_negatives",
@@ -45,7 +47,6 @@ LOSS_FIELDS = (
     "softmax_loss_weight",
     "gate_alpha",
 )
-LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def train(
     Args:
         recipe: What and how.
         rows: Rows (mappings, a `datasets` object) instead of the recipe's files.
-        resume: Whether to continue an interrupted run from its last checkpoint; without one it begins anew.
+        resume: Whether to continue an interrupted run from its last checkpoint; without one it begins anew,
+            and a finished one is only read.
         overwrite: Whether the output, and an interrupted run, may be replaced.
 
     Raises:
@@ -81,6 +83,8 @@ def train(
     """
     output = Path(recipe.output)
     workspace = output.with_name(output.name + ".run")
+    if resume and not overwrite and (output / EVALUATION_FILE).is_file():
+        return _finished(output, workspace)
     set_seed(recipe.seed)
     arguments = _arguments(recipe, workspace)
     is_main = arguments.process_index == 0
@@ -93,23 +97,37 @@ def train(
         _check_same_run(recipe, parts, workspace)
     _prepare_model(model, recipe, parts, processor)
 
-    trainer = _trainer(model, processor, recipe, parts, arguments, workspace)
+    place = Place(workspace, arguments.device, arguments.process_index, arguments.world_size)
+    what = trainable(model, recipe, parts, _collator(processor), place)
+    trainer = _trainer(model, what, processor, recipe, parts, arguments, workspace)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
     seconds = trainer.run(checkpoint)
     facts = {
         "train/steps": float(trainer.state.global_step),
         "train/seconds": seconds,
+        "train/processes": float(arguments.world_size),
+        "train/sharded": float(trainer.is_sharded),
+        "train/skipped_rows": float(parts.bad_rows.count),
         "train/rows": float(len(parts.sample)),
         "train/validation_rows": float(len(parts.validation)),
         "train/calibration_rows": float(len(parts.calibration)),
     }
-    trained, adapter = _unwrapped(trainer, model)
+    module = trainer.accelerator.unwrap_model(trainer.model)
+    trained, adapter = as_one_model(module, model, recipe, place)
     metrics: dict[str, float] = {}
     if is_main:
         metrics = facts | _calibrate_and_evaluate(trained, processor, recipe, parts)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
     trainer.accelerator.wait_for_everyone()
     return TrainingResult(output, metrics, parts.bad_rows.count)
+
+
+def _finished(output: Path, workspace: Path) -> TrainingResult:
+    """What a run that was interrupted after its end had found."""
+    found = json.loads((output / EVALUATION_FILE).read_text(encoding="utf-8"))
+    metrics = {name: math.nan if value is None else value for name, value in found.items()}
+    shutil.rmtree(workspace, ignore_errors=True)
+    return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]))
 
 
 def _enter_workspace(output: Path, workspace: Path, *, resume: bool, overwrite: bool) -> None:
@@ -126,12 +144,11 @@ def _enter_workspace(output: Path, workspace: Path, *, resume: bool, overwrite: 
 def _check_same_run(recipe: TrainingRecipe, parts: Rows, workspace: Path) -> None:
     """Refuse to resume with another recipe or other data: the result would be neither run's."""
     file = workspace / "run.json"
-    now = {"recipe": dataclasses.asdict(recipe), "data": parts.digest}
+    fields = dataclasses.asdict(recipe)
     if file.is_file():
         before = json.loads(file.read_text(encoding="utf-8"))
-        names = now["recipe"].keys() - FREE_FIELDS  # type: ignore[attr-defined]
-        for name in sorted(names):
-            old, new = before["recipe"].get(name), dataclasses.asdict(recipe)[name]
+        for name in sorted(fields.keys() - FREE_FIELDS):
+            old, new = before["recipe"][name], fields[name]
             if old != new:
                 raise ValueError(
                     f"{workspace} was begun with {name} {old!r}, not {new!r}; resume it with that"
@@ -139,7 +156,7 @@ def _check_same_run(recipe: TrainingRecipe, parts: Rows, workspace: Path) -> Non
         if before["data"] != parts.digest:
             raise ValueError(f"{workspace} was begun with other data; resume it with those, or begin anew")
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(now), encoding="utf-8")
+    partial.write_text(json.dumps({"recipe": fields, "data": parts.digest}), encoding="utf-8")
     partial.replace(file)
 
 
@@ -160,10 +177,10 @@ def _prepare_model(
     wake_numbers(model, batches, method=recipe.number_start)
 
 
-def _collator(processor: CausalQwen2Processor, *, packed: bool = False) -> Collator:
+def _collator(processor: CausalQwen2Processor) -> Collator:
     tokenizer = processor.tokenizer
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return Collator(0 if padding is None else padding, packed=packed)
+    return Collator(0 if padding is None else padding)
 
 
 def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:
@@ -208,50 +225,27 @@ def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:
 
 def _trainer(
     model: CausalQwen2ForCausalLM,
+    what: Trainable,
     processor: CausalQwen2Processor,
     recipe: TrainingRecipe,
     parts: Rows,
     arguments: TrainingArguments,
     workspace: Path,
 ) -> CausalTrainer:
-    plain, collator = _collator(processor), _collator(processor, packed=recipe.packing)
-    target: nn.Module = model
-    train_rows: Any = parts.train
-    validation: Any = parts.validation
-    collate: Any = collator
-    if recipe.method == "heads":
-        target, collate = HeadsOnly(model), collate_features
-        for name, rows in (("train", parts.sample), ("validation", parts.validation)):
-            file = workspace / f"features-{name}-{arguments.process_index}.bin"
-            cached = cache_features(model, rows, plain, batch_size=recipe.batch_size, file=file)
-            train_rows, validation = (cached, validation) if name == "train" else (train_rows, cached)
-    elif recipe.method == "lora":
-        target = _with_adapter(model, recipe)
-    elif recipe.fsdp and arguments.world_size > 1:
-        shard(model, device=arguments.device, processes=arguments.world_size)
-    lengths = None if recipe.streaming else [len(row) for row in parts.train]  # type: ignore[union-attr]
-    if recipe.method == "heads":
-        lengths = [len(row) for row in parts.sample]
-
-    def measure() -> dict[str, float]:
-        found = evaluate(model, processor, batches_of(parts.validation, plain, recipe.batch_size))
-        agreement = monitoring.mode_agreement(model, batches_of(parts.validation, plain, recipe.batch_size))
-        return found | {"dist/mode_agreement": agreement}
-
     trainer = CausalTrainer(
         recipe=recipe,
         num_token_id=processor.num_token_id,
-        lengths=lengths,
-        evaluation=measure if parts.validation else None,
-        model=target,
+        lengths=what.lengths,
+        evaluation=(lambda: _measure(model, processor, recipe, parts)) if parts.validation else None,
+        model=what.module,
         args=arguments,
-        train_dataset=train_rows,
-        eval_dataset=validation if recipe.eval_steps else None,
-        data_collator=collate,
-        processing_class=processor if recipe.method != "heads" else None,
+        train_dataset=what.train,
+        eval_dataset=what.validation if recipe.eval_steps else None,
+        data_collator=what.collate,
+        processing_class=None if recipe.method == "heads" else processor,
     )
     if recipe.diagnostics and not recipe.fsdp:
-        trainer.add_callback(monitoring.Diagnostics(target, every=recipe.logging_steps))
+        trainer.add_callback(monitoring.Diagnostics(what.module, every=recipe.logging_steps))
     trainer.add_callback(monitoring.LocalRecords(workspace))
     trainer.add_callback(monitoring.Trackers(recipe, workspace))
     trainer.add_callback(monitoring.ProgressBar(lambda: trainer.tokens_seen))
@@ -260,41 +254,16 @@ def _trainer(
     return trainer
 
 
-def _with_adapter(model: CausalQwen2ForCausalLM, recipe: TrainingRecipe) -> nn.Module:
-    """LoRA on the backbone's matrices; the heads are trained whole."""
-    try:
-        import peft
-    except ImportError:
-        raise ValueError("method lora needs peft; run: pip install 'causal-qwen[train]'") from None
-    learns_threshold = model.config.learn_threshold
-    config = peft.LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=recipe.lora_dropout,
-        target_modules=LORA_TARGETS,
-        modules_to_save=["abduction", "action"],
-        task_type="CAUSAL_LM",
-    )
-    adapted = peft.get_peft_model(model, config)
-    for name, parameter in adapted.named_parameters():
-        if "modules_to_save" in name and name.endswith("threshold"):
-            parameter.requires_grad_(learns_threshold)
-    return adapted
+def _measure(
+    model: CausalQwen2ForCausalLM, processor: CausalQwen2Processor, recipe: TrainingRecipe, parts: Rows
+) -> dict[str, float]:
+    """Every eval/* and dist/* metric on the validation rows."""
 
+    def batches() -> Iterator[dict[str, Tensor]]:
+        return batches_of(parts.validation, _collator(processor), recipe.batch_size)
 
-def _unwrapped(trainer: CausalTrainer, model: CausalQwen2ForCausalLM) -> tuple[CausalQwen2ForCausalLM, Any]:
-    """The trained model as one piece on this process, and its adapter, if it has one."""
-    if trainer.is_sharded:
-        state = gathered(trainer.model)
-        whole = CausalQwen2ForCausalLM(model.config)
-        if trainer.args.process_index == 0:
-            whole.load_state_dict(state, strict=False)
-            whole.tie_weights()
-        return whole.eval(), None
-    unwrapped: Any = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer.recipe.method == "lora":
-        return unwrapped.get_base_model(), unwrapped
-    return model.eval(), None
+    found = evaluate(model, processor, batches())
+    return found | {"dist/mode_agreement": monitoring.mode_agreement(model, batches())}
 
 
 def _calibrate_and_evaluate(
@@ -309,9 +278,7 @@ def _calibrate_and_evaluate(
         fit_conformal(model, batches_of(parts.calibration, collator, recipe.batch_size), seed=recipe.seed)
     if not parts.validation:
         return {}
-    found = evaluate(model, processor, batches_of(parts.validation, collator, recipe.batch_size))
-    agreement = monitoring.mode_agreement(model, batches_of(parts.validation, collator, recipe.batch_size))
-    return found | {"dist/mode_agreement": agreement}
+    return _measure(model, processor, recipe, parts)
 
 
 def _save(
@@ -334,8 +301,8 @@ def _save(
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)
         (temporary / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-        (temporary / "evaluation.json").write_text(
-            json.dumps(metrics, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        (temporary / EVALUATION_FILE).write_text(
+            json.dumps(monitoring.defined(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
         (temporary / "README.md").write_text(
             model_card(recipe, metrics, model.config, parts.bad_rows), encoding="utf-8"
