@@ -11,7 +11,7 @@ from pathlib import Path
 from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
 from causal_qwen.training import TrainingRecipe, train
 
-TEMPLATE = "{Name}, {Cylinders} cylinders, {Weight_in_lbs} pounds. Miles per gallon: {Miles_per_Gallon}"
+TEMPLATE = "{Name}, {Cylinders} cylinders, {Weight_in_lbs} pounds, miles per gallon: {Miles_per_Gallon}"
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--base", default="smollm2", help="a base or a converted directory")
@@ -30,8 +30,10 @@ result = train(
         template=TEMPLATE,
         target="Miles_per_Gallon",
         max_steps=arguments.steps,
-        batch_size=16,
-        learning_rate=2e-4,
+        batch_size=8,
+        learning_rate=1.5e-4,
+        heads_learning_rate=3e-4,
+        classification_loss_weight=0.001,
         loss_impl="sampled",
         save_steps=0,
     ),

@@ -125,6 +125,15 @@ def test_other_settings_do_not_continue(tmp_path):
         GrowingTable(tmp_path / "out.csv", {"level": 0.5})
 
 
+def test_other_settings_may_replace_an_attempt_without_rows(tmp_path):
+    with GrowingTable(tmp_path / "out.jsonl", {"level": 0.9}):
+        pass
+    with GrowingTable(tmp_path / "out.jsonl", {"level": 0.5}) as table:
+        table.write({"row": 0})
+        assert table.finish() == 1
+    assert (tmp_path / "out.jsonl").read_text() == '{"row": 0}\n'
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_an_empty_table_is_a_table(tmp_path, suffix):
     with GrowingTable(tmp_path / f"out{suffix}", {}) as table:

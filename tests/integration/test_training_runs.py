@@ -10,7 +10,7 @@ from causal_qwen.training import train
 from causal_qwen.training.checkpoints import clear_debris, last_checkpoint
 from causal_qwen.training.monitoring import read_records
 from causal_qwen.training.preparation import load_model
-from causal_qwen.training.trainer import TrainingDiverged, parameter_groups
+from causal_qwen.training.trainer import FAST, TrainingDiverged, hold_constants, parameter_groups
 from training_runs import assert_same_weights, converted, recipe
 
 
@@ -226,17 +226,22 @@ def test_checkpointed_and_bfloat16_activations_train_as_well(model, tmp_path):
     assert bf16 == pytest.approx(plain, rel=0.1)
 
 
-def test_norms_and_vectors_do_not_decay(model, tmp_path):
-    wanted = recipe(tmp_path, model, heads_learning_rate=0.25, weight_decay=0.1)
+def test_parameters_learn_at_their_own_rates(model, tmp_path):
+    wanted = recipe(tmp_path, model, learning_rate=1e-3, heads_learning_rate=0.25, weight_decay=0.1)
     loaded, _ = load_model(wanted)
-    assert not loaded.numeric_embedding.direction.requires_grad
-    groups = parameter_groups(loaded, wanted)
-    where = {id(p): group for group in groups for p in group["params"]}
+    hold_constants(loaded, loaded.config)
+    where = {id(p): group for group in parameter_groups(loaded, wanted) for p in group["params"]}
     for name, parameter in loaded.named_parameters():
-        if parameter.requires_grad:
-            group = where[id(parameter)]
-            assert group["weight_decay"] == (0.1 if parameter.ndim >= 2 and "norm" not in name else 0.0), name
-            assert group["lr"] == (0.25 if name.startswith("action") else 1e-3), name
+        if name in ("action.b_noise", "numeric_embedding.direction"):
+            assert id(parameter) not in where
+            continue
+        group = where[id(parameter)]
+        decays = parameter.ndim >= 2 and "norm" not in name
+        assert group["weight_decay"] == (0.1 if decays else 0.0), name
+        if name in FAST:
+            assert group["lr"] == 0.25, name
+        else:
+            assert group["lr"] == (2e-5 if name.startswith(("abduction", "action")) else 1e-3), name
 
 
 def test_debris_is_never_a_checkpoint(tmp_path):

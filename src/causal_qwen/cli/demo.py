@@ -20,7 +20,7 @@ def command(
     base: Annotated[str, typer.Option(help="Base to convert; the embedded one by default.")] = "smollm2",
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(help="Tokens to add to it.", min=1)] = 32,
-    steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 40,
+    steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 60,
 ) -> None:
     """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
     began = time.monotonic()
@@ -31,7 +31,7 @@ def command(
     model = out / "model"
     plain, conversion, measured = story.convert_and_prove(model, source=base)
     parity = {name: parity_text(value) for name, value in asdict(measured).items()}
-    print_table(f"Parity with the base   causal-qwen parity {model}", list(parity.items()))
+    print_table("Parity with the base", list(parity.items()))
 
     note("2/6  continuing a prompt with the base and in every mode …")
     texts = story.continuations(plain, conversion, prompt, tokens)

@@ -181,14 +181,20 @@ class Ridge:
     r2: float
 
 
-def ridge(features: Tensor, target: Tensor) -> Ridge:
-    """Ridge regression whose strength minimises the closed-form leave-one-out error, in float64."""
+def ridge(features: Tensor, target: Tensor, *, slack: float = 0.0) -> Ridge:
+    """Ridge regression whose strength minimises the closed-form leave-one-out error, in float64.
+
+    Args:
+        features: (N, H).
+        target: (N,).
+        slack: The strongest penalty is taken whose error is at most 1 + slack times the least.
+    """
     x, y = features.double(), target.double()
     x_mean, y_mean = x.mean(0), y.mean()
     centred, residual = x - x_mean, y - y_mean
     left, singular, right = torch.linalg.svd(centred, full_matrices=False)  # (N, R), (R,), (R, H)
     projected = left.T @ residual  # (R,)
-    best: tuple[float, float, Tensor] | None = None
+    found: list[tuple[float, float, Tensor]] = []
     for strength in (
         singular[0] ** 2 * torch.logspace(-9, 1, 41, dtype=torch.float64, device=x.device)
     ).tolist():
@@ -197,10 +203,9 @@ def ridge(features: Tensor, target: Tensor) -> Ridge:
         leverage = (left.square() * shrink).sum(-1) + 1 / len(y)
         left_out = y - (residual - fitted) / (1 - leverage).clamp(min=1e-6)
         error = (left_out - y).square().mean().item()
-        if best is None or error < best[0]:
-            best = (error, strength, left_out)
-    assert best is not None
-    error, strength, left_out = best
+        found.append((error, strength, left_out))
+    least = min(error for error, _, _ in found)
+    error, strength, left_out = [fit for fit in found if fit[0] <= (1 + slack) * least][-1]
     slope = right.T @ (singular / (singular**2 + strength) * projected)
     return Ridge(
         slope=slope.to(features.dtype),

@@ -81,18 +81,20 @@ class GrowingTable:
         """Rows already there. A line without its end was cut by the stop, and is removed."""
         if not self.partial.exists():
             return 0
-        whole, lines = 0, 0
+        whole, lines, same = 0, 0, True
         with self.partial.open("rb+") as stream:
             for line in stream:
                 if not line.endswith(b"\n"):
                     break
-                if lines == 0 and line.decode("utf-8").rstrip("\n") != header:
-                    raise ValueError(
-                        f"{self.partial} was begun with other settings; delete it to begin again, "
-                        "or write to another file"
-                    )
+                if lines == 0:
+                    same = line.decode("utf-8").rstrip("\n") == header
                 whole, lines = whole + len(line), lines + 1
-            stream.truncate(whole)
+            if not same and lines > 1:
+                raise ValueError(
+                    f"{self.partial} was begun with other settings; delete it to begin again, "
+                    "or write to another file"
+                )
+            stream.truncate(whole if same else 0)
         return max(lines - 1, 0)
 
     def _rows(self) -> Iterator[dict[str, Any]]:

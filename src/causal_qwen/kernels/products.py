@@ -31,7 +31,7 @@ PASS_SIZES = (1, 2, 4, 8)
 LARGEST_PASS = PASS_SIZES[-1]
 # A matrix of fewer elements is read in little time: not worth a compiler.
 SMALLEST_COMPILED = 1 << 24
-# Parts of a row of floats that are summed side by side.
+# Parts of a row of 16-bit floats that are summed side by side.
 PARTS = 4
 # Rows of W that exist widened at one time, where a product needs them so.
 BLOCK_ROWS = 8192
@@ -44,7 +44,7 @@ class Matrix(NamedTuple):
     its columns j, j + 8, j + 16 and j + 24, so that eight words give four runs of eight columns.
 
     Args:
-        weight: (V, D) floats, or (V, D/4) int32.
+        weight: (V, D) floats, or (V, D/4) words, whose type is float32 because compilers load that best.
         scale: (V, D/32) float32 with bytes, else None.
         shift: (V, D/32) float32, or None for 0.
     """
@@ -57,7 +57,7 @@ class Matrix(NamedTuple):
     def from_bytes(cls, levels: Tensor, scale: Tensor, shift: Tensor | None = None) -> Matrix:
         """W from ``levels`` (V, D/32, 32), int8, and the scales and shifts (V, D/32) of the groups."""
         runs = levels.unflatten(-1, (4, 8)).transpose(-1, -2).contiguous()  # (V, G, 8, 4)
-        return cls(runs.view(torch.int32).flatten(1), scale, shift)
+        return cls(runs.view(torch.float32).flatten(1), scale, shift)
 
     @property
     def columns(self) -> int:
@@ -81,7 +81,7 @@ class Matrix(NamedTuple):
         """
         if self.scale is None:
             return [self.weight.unsqueeze(1).to(torch.float32)]
-        words = self.weight.unflatten(-1, (-1, 8))  # (V, G, 8)
+        words = self.weight.view(torch.int32).unflatten(-1, (-1, 8))  # (V, G, 8)
         raised = [words << 24, words << 16, words << 8, words]  # each byte at the top, its sign with it
         return [(word >> 24).to(torch.float32) for word in raised]
 
@@ -113,7 +113,7 @@ def row_products(x: Tensor, matrix: Matrix) -> Tensor:
     if matrix.scale is None:
         return torch.stack([_float_sums(vector, matrix.weight, len(x)) for vector in x])
     runs, vectors = matrix.runs(), matrix.split(x)
-    total = _added(vectors)  # (N, G, 8): what a shift meets
+    total = x.unflatten(-1, (-1, 4, 8)).sum(2)  # (N, G, 8): what a shift meets
     sums = []
     for i in range(len(x)):
         term = _added([run * vector[i] for run, vector in zip(runs, vectors, strict=True)])  # (V, G, 8)
@@ -126,7 +126,7 @@ def row_products(x: Tensor, matrix: Matrix) -> Tensor:
 
 def _float_sums(vector: Tensor, weight: Tensor, count: int) -> Tensor:
     """W x for one x (D,) of ``count``, as sums side by side: a single one waits for its own additions."""
-    parts = max(PARTS // count, 1)
+    parts = 1 if weight.itemsize >= 4 else max(PARTS // count, 1)
     parts = parts if len(vector) % (8 * parts) == 0 else 1
     pieces = zip(weight.chunk(parts, -1), vector.chunk(parts), strict=True)
     return _added([(columns.to(torch.float32) * piece).sum(-1) for columns, piece in pieces])
@@ -139,7 +139,7 @@ def _added(terms: list[Tensor]) -> Tensor:
 def dense_products(x: Tensor, matrix: Matrix) -> Tensor:
     """`row_products` by matrix products, for any N and without a compiler."""
     vocab = matrix.weight.shape[0]
-    if matrix.weight.dtype == x.dtype:
+    if matrix.scale is None and matrix.weight.dtype == x.dtype:
         return F.linear(x, matrix.weight)
     blocks = (matrix.rows(slice(first, first + BLOCK_ROWS)) for first in range(0, vocab, BLOCK_ROWS))
     pieces = [F.linear(x, block.dense().to(x.dtype)) for block in blocks]

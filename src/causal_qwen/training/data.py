@@ -26,7 +26,7 @@ __all__ = ["BadRow", "BadRows", "Example", "Template", "read_examples", "read_ro
 logger = logging.getLogger(__name__)
 
 PACKAGE = "package:"
-MOST_WARNINGS = 20  # skipped rows that are named one by one
+MOST_WARNINGS = 3
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 OnBadRow = Literal["error", "skip"]
 Source = str | Path | Iterable[Mapping[str, Any]] | Sequence[str | Path]

@@ -93,7 +93,6 @@ class HeadsOnly(nn.Module):
         model.requires_grad_(False)
         for head in (self.abduction, self.action):
             head.requires_grad_(True)
-        self.action.threshold.requires_grad_(model.config.learn_threshold)
         # Not a submodule: the backbone is neither trained nor saved here.
         self._whole = (model,)
         self.config = model.config

@@ -107,11 +107,7 @@ def _with_adapter(model: CausalQwen2ForCausalLM, recipe: TrainingRecipe) -> nn.M
         modules_to_save=["abduction", "action"],
         task_type="CAUSAL_LM",
     )
-    learns_threshold = model.config.learn_threshold
     adapted: nn.Module = peft.get_peft_model(model, config)
-    for name, parameter in adapted.named_parameters():
-        if "modules_to_save" in name and name.endswith("threshold"):
-            parameter.requires_grad_(learns_threshold)
     return adapted
 
 

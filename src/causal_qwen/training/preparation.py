@@ -56,9 +56,6 @@ def load_model(recipe: TrainingRecipe) -> tuple[CausalQwen2ForCausalLM, CausalQw
     else:
         conversion = convert(recipe.model, dtype=recipe.dtype, seed=recipe.seed)
         model, processor = conversion.model, _reading_values(conversion.processor)
-    # Loading makes every parameter trainable, also those that the configuration holds fixed.
-    model.numeric_embedding.direction.requires_grad_(model.config.learn_numeric_direction)
-    model.action.threshold.requires_grad_(model.config.learn_threshold)
     return model, processor
 
 

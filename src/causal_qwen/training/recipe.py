@@ -46,8 +46,9 @@ class TrainingRecipe:
         lora_rank: Rank of the adapters.
         lora_alpha: Their scale is alpha/rank.
         lora_dropout: Dropout on their input.
-        learning_rate: Of backbone or adapters, and of abduction.
-        heads_learning_rate: Of action: the number head, biases, balance, thresholds and noise.
+        learning_rate: Of backbone or adapters. The heads' matrices learn by a fiftieth of it, since they read
+            features whose entries all move at once.
+        heads_learning_rate: Of the heads' biases, thresholds and scales.
         weight_decay: Of matrices; vectors and norms have none.
         warmup: Share of the steps in which the learning rate rises; then it falls as a cosine.
         max_grad_norm: Longest gradient; longer ones are shortened to it. 0 shortens none.

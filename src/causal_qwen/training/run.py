@@ -30,7 +30,7 @@ from causal_qwen.training.methods import Place, Trainable, as_one_model, trainab
 from causal_qwen.training.preparation import Rows, batches_of, load_model, prepare_rows
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.start import recalibrate_gain, set_value_space, wake_numbers
-from causal_qwen.training.trainer import CausalTrainer
+from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
 __all__ = ["TrainingResult", "train"]
 
@@ -99,6 +99,7 @@ def train(
 
     place = Place(workspace, arguments.device, arguments.process_index, arguments.world_size)
     what = trainable(model, recipe, parts, _collator(processor), place)
+    hold_constants(what.module, model.config)
     trainer = _trainer(model, what, processor, recipe, parts, arguments, workspace)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
     seconds = trainer.run(checkpoint)

@@ -29,7 +29,8 @@ FEWEST_NUMBERS = 16  # fewer say nothing about a slope
 NARROWEST = (
     0.05  # scale_Y at the start, in units of value_spread: narrower than this, far numbers pull no more
 )
-MARGIN = 1.0  # of <NUM> above its threshold where a number is to come, in nats
+MARGIN = 1.0  # of <NUM> above its threshold, in nats, where every label is a number
+SLACK = 0.1  # of the squared error, for a stronger penalty
 GAIN_POSITIONS = 256
 FEWEST_GAIN_POSITIONS = 32
 
@@ -50,9 +51,9 @@ def wake_numbers(
 ) -> None:
     """Set b_<NUM>, w, b_Y and β_Y of a model that has never written numbers.
 
-    "plain": b_<NUM> = 0 and scale_Y = 1. "fit": at nine of ten positions before a number S_<NUM>
-    exceeds its threshold by a nat; loc_Y is the ridge regression of the numbers on loc_U; scale_Y is the
-    median of its leave-one-out errors.
+    "plain": b_<NUM> = 0 and scale_Y = 1. "fit": b_<NUM> puts the threshold midway between the scores of <NUM>
+    at nine of ten positions before a number and at nine of ten other positions; loc_Y is the ridge regression
+    of the numbers on loc_U; scale_Y is the median of its leave-one-out errors.
 
     Args:
         model: Changed in place.
@@ -64,25 +65,29 @@ def wake_numbers(
     action.number_noise.fill_(1.0)
     if method == "plain":
         return
-    locs, scores, targets, scales, found = [], [], [], [], 0
+    locs, scores, others, targets, scales, found = [], [], [], [], [], 0
     for positions in labelled_positions(model, batches):
         is_num = positions.labels == row
+        S = action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, slice(row, row + 1))
+        above = S.loc[:, 0] - exact(action.threshold[row])
+        scores.append(above[is_num])
+        others.append(above[~is_num])
         U = positions.U_noisy[is_num]
-        S = action.scores(U, positions.U0[is_num], model.lm_head.weight, torch.tensor([row]))
         locs.append(U.loc)
         scales.append(U.scale)
-        scores.append(S.loc[:, 0] - exact(action.threshold[row]))
         targets.append(model.value_space.encode(positions.values[is_num]))
         found += len(U.loc)
         if found >= MOST_NUMBERS:
             break
     if found < FEWEST_NUMBERS:
         return
-    action.bias[row] += MARGIN - torch.cat(scores).quantile(0.1)
+    low, rest = torch.cat(scores).quantile(0.1), torch.cat(others)
+    action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
     loc_U, target = torch.cat(locs), torch.cat(targets)
     if target.min() == target.max():
         return
-    fit = ridge(loc_U, target.to(loc_U.dtype))
+    # A slope that is as small as it can be, since training moves the features under it.
+    fit = ridge(loc_U, target.to(loc_U.dtype), slack=SLACK)
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
     action.number_noise.zero_()

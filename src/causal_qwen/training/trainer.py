@@ -17,16 +17,26 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.training.checkpoints import STAGING, publish, rotate
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import EpochSampler
 
-__all__ = ["CausalTrainer", "TrainingDiverged", "parameter_groups"]
+__all__ = ["CausalTrainer", "TrainingDiverged", "hold_constants", "parameter_groups"]
 
-# W_loc starts as the identity, and a step in all of its entries moves loc_U by the step times Σ|z|: so
-# abduction learns as slowly as the backbone.
-FAST = ("action.", "numeric_embedding.")
+# Parameters whose own unit is a nat, a log scale or a spread: they can move by heads_learning_rate.
+FAST = (
+    "action.bias",
+    "action.threshold",
+    "action.number.bias",
+    "action.number_noise",
+    "abduction.scale.bias",
+)
+# The rest of the heads reads z or U, of which every entry moves at once: a step in W_loc = I moves a logit by
+# the step times ‖W_k‖₁·‖z‖₁, thousands of times the step. They learn by this share of the backbone's rate.
+SLOW_SHARE = 0.02
+HEADS = ("abduction.", "action.")
 LOG_NAMES = {
     "loss": "train/total_loss",
     "grad_norm": "train/grad_norm",
@@ -41,22 +51,39 @@ class TrainingDiverged(ValueError):
 
 
 def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str, Any]]:
-    """Backbone and action with their learning rates; matrices decay, vectors and norms do not."""
-    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    """Parameters by learning rate (backbone, fast and slow heads) and decay (matrices do, vectors do not)."""
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_head = any(part in name for part in FAST)
-            decays = parameter.ndim >= 2 and "norm" not in name
-            # Scalars are never sharded, and one optimizer kernel takes either kind of tensor.
-            groups.setdefault((is_head, decays, parameter.ndim == 0), []).append(parameter)
+        if not parameter.requires_grad:
+            continue
+        rate = recipe.learning_rate
+        plain = name.replace(".modules_to_save.default", "")
+        if plain.endswith(FAST):
+            rate = recipe.heads_learning_rate
+        elif any(part in plain for part in HEADS):
+            rate = SLOW_SHARE * recipe.learning_rate
+        decays = parameter.ndim >= 2 and "norm" not in name
+        # Scalars are never sharded, and one optimizer kernel takes either kind of tensor.
+        groups.setdefault((rate, decays, parameter.ndim == 0), []).append(parameter)
     return [
-        {
-            "params": parameters,
-            "lr": recipe.heads_learning_rate if is_head else recipe.learning_rate,
-            "weight_decay": recipe.weight_decay if decays else 0.0,
-        }
-        for (is_head, decays, _), parameters in sorted(groups.items(), key=lambda item: item[0])
+        {"params": parameters, "lr": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
+        for (rate, decays, _), parameters in sorted(groups.items(), key=lambda item: item[0])
     ]
+
+
+def hold_constants(model: nn.Module, config: CausalQwen2Config) -> None:
+    """Fix what the configuration does not learn, and b_noise.
+
+    Only the sum scale_U + |b_noise| enters the loss, so that b_noise stays where calibration put it; there it
+    is about 1e-5, and a step of any usual size would be many times that.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith("b_noise"):
+            parameter.requires_grad_(False)
+        elif name.endswith("numeric_embedding.direction"):
+            parameter.requires_grad_(config.learn_numeric_direction)
+        elif name.endswith("threshold") and not config.learn_threshold:
+            parameter.requires_grad_(False)
 
 
 class _Resumable(TrainerCallback):
