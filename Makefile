@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
+# Workers of the tests, one thread each.
+JOBS ?= 2
 PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 
 .PHONY: setup demo test check bench clean docs
@@ -23,7 +25,7 @@ demo: setup
 	$(VENV)/bin/causal-qwen demo
 
 test: setup
-	$(PYTHON) -m pytest
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile
 
 check: setup
 	$(VENV)/bin/ruff check .

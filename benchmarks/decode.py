@@ -33,7 +33,7 @@ from causal_qwen import convert
 from causal_qwen.conversion import load_base
 from causal_qwen.decoder import CausalLM, Engine, from_hf
 from causal_qwen.generation import NativeEngine
-from measure import progress, seconds, show
+from measure import in_child, progress, seconds, show
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 MODES: dict[str, dict[str, Any]] = {
@@ -71,7 +71,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds")
     parser.add_argument("--tokens", type=int, default=24, help="new tokens per run")
     parser.add_argument("--plot", type=Path, help="where the plot of steps against length is written")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps({"rate": llama_cpp_rate(**json.loads(arguments.child))}))
+        return
     base = load_base("smollm2")
     ids = held_out(base.tokenizer)
     figures = ratios(base, ids[:, :32], arguments.tokens, arguments.repeats)
@@ -134,27 +138,21 @@ def engine_run(engine: Engine | CausalLM, ids: Tensor, tokens: int) -> list[floa
     return _differences(times)
 
 
-def llama_cpp() -> Callable[[str, int], float] | None:
-    """(prompt, tokens) → tokens per second of llama.cpp on the embedded 4-bit file; None without it."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        return None
+def llama_cpp_rate(prompt: str, tokens: int) -> float:
+    """Tokens per second of llama.cpp on the embedded 4-bit file, by its own count; the second of two runs."""
     import xllamacpp
 
     from causal_qwen.conversion.sources import _embedded_file
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(_embedded_file())
-    parameters.n_ctx, parameters.n_parallel, parameters.warmup = 2048, 1, True
+    parameters.n_ctx, parameters.n_parallel = 2048, 1
     parameters.cpuparams.n_threads = torch.get_num_threads()
     parameters.verbosity = -1
     server = xllamacpp.Server(parameters)
-
-    def rate(prompt: str, tokens: int) -> float:
-        asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "ignore_eos": True}
-        answer = server.handle_completions(asked | {"max_tokens": tokens, "cache_prompt": False})
-        return float(answer["timings"]["predicted_per_second"])
-
-    return rate
+    asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    answers = [server.handle_completions(asked | {"cache_prompt": False}) for _ in range(2)]
+    return float(answers[1]["timings"]["predicted_per_second"])
 
 
 # Figures ----------------------------------------------------------------------------------------------------
@@ -171,9 +169,12 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
     }
     for precision, engine in engines.items():
         variants[precision] = functools.partial(engine_run, engine, ids, tokens)
-    peer = llama_cpp()
-    prompt = base.tokenizer.decode(ids[0])
-    rates = rounds(variants, repeats, peer=None if peer is None else functools.partial(peer, prompt, tokens))
+    task = {"prompt": base.tokenizer.decode(ids[0]), "tokens": tokens}
+    peer = None
+    if importlib.util.find_spec("xllamacpp") is not None:
+        # A process of its own: its threads must not wait beside ours.
+        peer = functools.partial(in_child, __file__, task)
+    rates = rounds(variants, repeats, peer=peer)
     figures: dict[str, Any] = {
         "float32_vs_transformers": _ratio(rates, "float32", "transformers float32"),
         "bfloat16_vs_transformers": _ratio(rates, "bfloat16", "transformers bfloat16"),
@@ -202,11 +203,11 @@ def causal(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
         variants[mode] = functools.partial(transformers_run, model, ids, tokens, engine=native, **options)
     rates = rounds(variants, repeats)
     costs = {mode: 1 / _ratio(rates, mode, "plain") for mode in MODES}
-    return {"causal_vs_plain": max(costs.values())} | {f"{mode}_vs_plain": costs[mode] for mode in MODES}
+    return {"causal_vs_plain": max(costs.values())} | {f"{mode}, cost": costs[mode] for mode in MODES}
 
 
 def rounds(
-    variants: dict[str, Run], repeats: int, *, peer: Callable[[], float] | None = None
+    variants: dict[str, Run], repeats: int, *, peer: Callable[[], dict[str, Any]] | None = None
 ) -> dict[str, list[float]]:
     """Steps per second after the first token, of each variant in each round."""
     for run in variants.values():
@@ -218,7 +219,7 @@ def rounds(
         for name, run in variants.items():
             rates[name].append(1 / statistics.median(run()[1:]))
         if peer is not None:
-            rates["llama.cpp"].append(peer())
+            rates["llama.cpp"].append(peer()["rate"])
     return rates
 
 

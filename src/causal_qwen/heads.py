@@ -41,6 +41,11 @@ def exact(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
+def _float32(tensor: Tensor) -> torch.autocast:
+    """Without autocast, which would take matrix products down to bfloat16."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 class NumericEmbedding(nn.Module):
     """Adds what a number is worth to what its token means.
 
@@ -139,9 +144,11 @@ class AbductionNetwork(nn.Module):
     def forward(self, hidden_states: Tensor) -> tuple[Cauchy, Cauchy]:
         """The individual U (..., D) and the common cause U₀ (...) of features (..., H)."""
         z = exact(hidden_states)
-        loc_U = self.location(z)  # (..., D)
-        scale_U = self.activation(F.linear(z, exact(self.scale.weight), exact(self.scale.bias)))  # (..., D)
-        loc_U0 = -F.linear(z, exact(self.common.weight), exact(self.common.bias)).squeeze(-1)  # (...)
+        with _float32(z):
+            loc_U = self.location(z)  # (..., D)
+            pre = F.linear(z, exact(self.scale.weight), exact(self.scale.bias))  # (..., D)
+            loc_U0 = -F.linear(z, exact(self.common.weight), exact(self.common.bias)).squeeze(-1)  # (...)
+        scale_U = self.activation(pre)
         return Cauchy(loc_U, scale_U), Cauchy(loc_U0, exact(magnitude(self.common_scale)).expand_as(loc_U0))
 
 
@@ -238,7 +245,8 @@ class ActionNetwork(nn.Module):
             return Cauchy(*token_scores(U.loc, U.scale, weight, **shared))
         if rows is not None:
             matrix, bias, balance = matrix.rows(rows), bias[rows], balance[rows]
-        S = U.linear(matrix.dense(), bias)
+        with _float32(U.loc):
+            S = U.linear(matrix.dense(), bias)
         read_out = balance * U.scale.mean(-1, keepdim=True)  # (..., V)
         return Cauchy(S.loc + U0.loc.unsqueeze(-1), S.scale + read_out + U0.scale.unsqueeze(-1))
 
@@ -249,7 +257,8 @@ class ActionNetwork(nn.Module):
 
     def numbers(self, U: Cauchy) -> Cauchy:
         """Y for U' (..., D), shape (...)."""
-        Y = U.linear(exact(self.number.weight), exact(self.number.bias))  # (..., 1)
+        with _float32(U.loc):
+            Y = U.linear(exact(self.number.weight), exact(self.number.bias))  # (..., 1)
         return Cauchy(Y.loc.squeeze(-1), Y.scale.squeeze(-1) + exact(magnitude(self.number_noise)))
 
     @torch.no_grad()

@@ -523,7 +523,7 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             return processors
         for index, processor in enumerate(processors):
             if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-                processor.model = functools.partial(self, hide_num_token=True)
+                processor.model = functools.partial(self.__call__, hide_num_token=True)
             elif isinstance(processor, WatermarkLogitsProcessor) and watermark is not None:
                 processors[index] = watermark.construct_processor(num_token_id, self.device)
         return processors

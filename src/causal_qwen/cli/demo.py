@@ -59,8 +59,9 @@ def command(
 
     note("5/6  asking one individual what another engine would have changed …")
     what_if = story.ask_what_if(tuned)
-    header = ("who", "sentence", "mpg")
-    print_table("The same individual, another engine", story.what_if_rows(what_if), header=header)
+    print_table(
+        "The same individual, another engine", story.what_if_rows(what_if), header=("who", "sentence", "mpg")
+    )
 
     note("6/6  writing the report …")
     file = out / "report.html"

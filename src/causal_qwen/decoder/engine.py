@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Blocks that one call of compiled code runs: few calls per step, yet a graph that is traced in a second.
 LARGEST_GROUP = 6
-# What all rows of a product read, such as a norm or a short sum, is stored once, not computed for every row.
-OPTIONS = {"realize_reads_threshold": 1, "unroll_reductions_threshold": 1}
+# What all rows of a product read, such as a norm, is stored once instead of computed for every row.
+OPTIONS = {"realize_reads_threshold": 1}
 
 
 class Engine:

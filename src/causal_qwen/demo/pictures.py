@@ -51,8 +51,8 @@ def predictions(truth: Array, median: Array, lower: Array, upper: Array, *, leve
     return _png(figure)
 
 
-def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dimensions: int = 3) -> bytes:
-    """Median and quartiles of the dimensions of U that move most along the text.
+def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dimensions: int = 2) -> bytes:
+    """The dimensions of U that move most along the text, and how wide U is.
 
     Args:
         tokens: T texts.
@@ -63,13 +63,18 @@ def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dim
     moves = np.subtract(*np.percentile(loc_U, [75, 25], axis=0)) / np.median(scale_U, axis=0)  # (D,)
     chosen = np.argsort(-moves)[:dimensions]
     width = max(7.0, 0.28 * len(tokens))
-    figure, panels = _figure(dimensions, 1, size=(width, 1.5 * dimensions + 1.2), sharex=True)
+    figure, panels = _figure(dimensions + 1, 1, size=(width, 1.5 * dimensions + 2.7), sharex=True)
     positions = np.arange(len(tokens))
-    for axes, j in zip(panels, chosen, strict=True):
+    for axes, j in zip(panels[:-1], chosen, strict=True):
         loc, scale = loc_U[:, j], scale_U[:, j]
         axes.fill_between(positions, loc - scale, loc + scale, color="tab:blue", alpha=0.25, lw=0)
         axes.plot(positions, loc, "o-", ms=3, lw=1, color="tab:blue")
         axes.set_ylabel(f"U[{j}]")
+    lower, middle, upper = np.percentile(scale_U, [25, 50, 75], axis=1)  # (T,) each
+    panels[-1].fill_between(positions, lower, upper, color="tab:green", alpha=0.25, lw=0)
+    panels[-1].plot(positions, middle, "o-", ms=3, lw=1, color="tab:green")
+    panels[-1].set(ylabel="scale of U", yscale="log")
+    for axes in panels:
         axes.grid(alpha=0.3)
     panels[-1].set_xticks(positions, [token.strip() or "␣" for token in tokens], rotation=90, fontsize=8)
     return _png(figure)

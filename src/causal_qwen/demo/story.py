@@ -30,7 +30,7 @@ from causal_qwen.conversion import (
 from causal_qwen.conversion.parity import Parity
 from causal_qwen.demo import page, pictures
 from causal_qwen.demo.page import Section
-from causal_qwen.generation.counterfactual import Counterfactual, counterfactual
+from causal_qwen.generation.counterfactual import Branch, Counterfactual, counterfactual
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.numbers import format_number
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -225,7 +225,7 @@ def ask_what_if(tuned: Tuned) -> Counterfactual:
 
 def question(row: Mapping[str, Any]) -> str:
     """The sentence of a row up to its answer."""
-    return TEMPLATE.format(**row | {TARGET: ""})
+    return TEMPLATE.format(**{**row, TARGET: ""})
 
 
 def report(
@@ -290,7 +290,8 @@ def report(
         ),
         Section(
             "The cause along a sentence",
-            "Three dimensions of U that move most: the median, and the band between its quartiles.",
+            "The two dimensions of U that move most, median and quartiles (narrower than the line where the "
+            "model is sure), and below the scales of all dimensions, median and quartiles.",
             page.picture(
                 pictures.cause_along_text(tokens, U.loc.numpy(), U.scale.numpy()), alt="U along a sentence"
             ),
@@ -315,7 +316,7 @@ def what_if_rows(what_if: Counterfactual) -> list[tuple[str, str, str]]:
     return [(who, str(branch.prompt), _said(branch)) for who, branch in branches]
 
 
-def _said(branch: Any) -> str:
+def _said(branch: Branch) -> str:
     if not branch.numbers:
         return branch.text.strip()
     number = branch.numbers[0]

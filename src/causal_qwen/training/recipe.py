@@ -68,8 +68,9 @@ class TrainingRecipe:
         classification_loss_weight: Weight of the One-vs-Rest loss, whose gradient is up to 1/scale_S.
         softmax_loss_weight: Weight of cross-entropy on the logits.
         value_space: "log" or "linear".
-        number_start: How <NUM> and the number head start in a model that has never written numbers: "fit"
-            solves for them on features of the data; "plain" sets the bias of <NUM> to 0 and scale_Y to 1.
+        number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
+            sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
+            data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
         eval_steps: Steps between evaluations; 0 evaluates at the end only.
         save_steps: Steps between checkpoints; 0 saves none.
@@ -121,7 +122,7 @@ class TrainingRecipe:
     classification_loss_weight: float = 1.0
     softmax_loss_weight: float = 0.0
     value_space: Literal["log", "linear"] = "log"
-    number_start: Literal["fit", "plain"] = "fit"
+    number_start: Literal["fit", "plain"] = "plain"
     early_stopping: int = 0
     eval_steps: int = 0
     save_steps: int = 500

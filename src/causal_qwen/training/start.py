@@ -51,9 +51,9 @@ def wake_numbers(
 ) -> None:
     """Set b_<NUM>, w, b_Y and β_Y of a model that has never written numbers.
 
-    "plain": b_<NUM> = 0 and scale_Y = 1. "fit": b_<NUM> puts the threshold midway between the scores of <NUM>
-    at nine of ten positions before a number and at nine of ten other positions; loc_Y is the ridge regression
-    of the numbers on loc_U; scale_Y is the median of its leave-one-out errors.
+    "plain": b_<NUM> = 0, loc_Y = 0, scale_Y = 1. "fit": b_<NUM> puts the threshold midway between the scores
+    of <NUM> at nine of ten positions before a number and at nine of ten other positions; loc_Y is the ridge
+    regression of the numbers on loc_U; scale_Y is the median of its leave-one-out errors.
 
     Args:
         model: Changed in place.
@@ -62,6 +62,8 @@ def wake_numbers(
     """
     action, row = model.action, model.config.num_token_id
     action.bias[row] = 0.0
+    action.number.weight.zero_()
+    action.number.bias.zero_()
     action.number_noise.fill_(1.0)
     if method == "plain":
         return
