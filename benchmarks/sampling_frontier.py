@@ -5,8 +5,8 @@ Each setting continues the same prompts; a continuation is scored by the plain b
 log-likelihood) and by how many of its tokens are distinct. Low nats and many distinct tokens are both wanted:
 the frontier is down and right.
 
-    python benchmarks/sampling_frontier.py            # 208 continuations of 48 tokens per setting, a plot
-    python benchmarks/sampling_frontier.py --quick    # 32 of 24 tokens
+    python benchmarks/sampling_frontier.py            # 208 continuations of 24 tokens per setting, a plot
+    python benchmarks/sampling_frontier.py --quick    # 32 of 12 tokens
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ ROWS = 52
 def settings() -> dict[str, dict[str, Any]]:
     """Name of each way of sampling, and its options."""
     ways: dict[str, dict[str, Any]] = {}
-    for temperature in (0.5, 0.7, 1.0):
+    for temperature in (0.7, 1.0):
         ways[f"softmax T={temperature}"] = {"temperature": temperature, "top_k": 0}
-    for top_p in (0.8, 0.9):
+    for top_p in (0.9,):
         ways[f"softmax top_p={top_p}"] = {"top_p": top_p, "top_k": 0}
-    for min_p in (0.05, 0.1):
+    for min_p in (0.1,):
         ways[f"softmax min_p={min_p}"] = {"min_p": min_p, "top_k": 0}
     for way in ways.values():
         way |= {"inference_mode": "compatible", "do_sample": True}
     causal = {"inference_mode": "causal", "top_k": 0}
-    for rho in (0.0, 0.1, 0.2, 0.3, 0.5, 1.0):
+    for rho in (0.0, 0.2, 0.5, 1.0):
         ways[f"causal rho={rho}"] = causal | {"persistence": rho}
     for temperature in (0.8, 1.25):
         ways[f"causal T={temperature}"] = causal | {"temperature": temperature, "persistence": 0.2}
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=None, help="tokens per continuation")
     arguments = parser.parse_args()
     repeats = arguments.repeats or (2 if arguments.quick else 13)
-    tokens = arguments.tokens or (24 if arguments.quick else 48)
+    tokens = arguments.tokens or (12 if arguments.quick else 24)
     base = load_base("smollm2")
     model = convert(base).model
     results = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
 from causal_qwen.training import TrainingRecipe, train
 
-TEMPLATE = "{Name}, {Cylinders} cylinders, {Weight_in_lbs} pounds, miles per gallon: {Miles_per_Gallon}"
+TEMPLATE = "{Origin} {Year:.4}, {Cylinders} cylinders, {Weight_in_lbs} pounds: {Miles_per_Gallon}"
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--base", default="smollm2", help="a base or a converted directory")
@@ -31,9 +31,11 @@ result = train(
         target="Miles_per_Gallon",
         max_steps=arguments.steps,
         batch_size=8,
-        learning_rate=1.5e-4,
-        heads_learning_rate=3e-4,
-        classification_loss_weight=0.001,
+        learning_rate=3e-5,
+        heads_learning_rate=1e-2,
+        softmax_loss_weight=1.0,
+        classification_loss_weight=0.01,
+        gate_alpha=1.0,
         loss_impl="sampled",
         save_steps=0,
     ),

@@ -199,7 +199,7 @@ def test_trackers_get_the_same_names_offline(model, tmp_path, monkeypatch):
 
 def test_early_stopping_returns_the_best_weights(model, tmp_path):
     options = {"early_stopping": 1, "eval_steps": 1, "save_steps": 1, "max_steps": 30}
-    result = train(recipe(tmp_path, model, learning_rate=0.02, heads_learning_rate=0.5, **options))
+    result = train(recipe(tmp_path, model, learning_rate=0.3, heads_learning_rate=0.5, **options))
     assert result.metrics["train/steps"] < 30
     records = read_records(result.output / "metrics.jsonl")
     evaluated = {

@@ -20,7 +20,7 @@ def command(
     base: Annotated[str, typer.Option(help="Base to convert; the embedded one by default.")] = "smollm2",
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(help="Tokens to add to it.", min=1)] = 32,
-    steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 60,
+    steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 45,
 ) -> None:
     """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
     began = time.monotonic()

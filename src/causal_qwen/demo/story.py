@@ -54,13 +54,13 @@ __all__ = [
 SEED = 7
 TARGET = "Miles_per_Gallon"
 TEMPLATE = (
-    "{Name}, {Origin}, {Year:.4}: {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
-    "{Weight_in_lbs} pounds, {Acceleration} seconds, miles per gallon: {Miles_per_Gallon}"
+    "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
+    "{Weight_in_lbs} pounds, {Acceleration} seconds: {Miles_per_Gallon}"
 )
 TEST_ROWS = 48
 # The individual's car, and the same car with another engine.
 FACTUAL = {
-    "Year": "1976", "Name": "family sedan", "Origin": "USA", "Cylinders": 8, "Displacement": 318,
+    "Year": "1976", "Origin": "USA", "Cylinders": 8, "Displacement": 318,
     "Horsepower": 150, "Weight_in_lbs": 4000, "Acceleration": 13,
 }  # fmt: skip
 CHANGE = {"Cylinders": 4, "Displacement": 120, "Horsepower": 88, "Weight_in_lbs": 2400, "Acceleration": 16}
@@ -72,8 +72,8 @@ COMMANDS = (
     'causal-qwen generate {out}/model "{prompt}" --mode causal --seed 7',
     "causal-qwen train {out}/cars.yaml --overwrite",
     "causal-qwen predict {out}/cars {out}/cars.test.jsonl -o {out}/predictions.csv",
-    'causal-qwen counterfactual {out}/cars "4000 pounds, miles per gallon: " '
-    '--do "2400 pounds, miles per gallon: " --seed 7',
+    'causal-qwen counterfactual {out}/cars "USA 1976, 8 cylinders, 4000 pounds: " '
+    '--do "USA 1976, 4 cylinders, 2400 pounds: " --seed 7',
 )
 
 
@@ -181,9 +181,12 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
         target=TARGET,
         batch_size=8,
         max_steps=steps,
-        learning_rate=1.5e-4,
-        heads_learning_rate=3e-4,
-        classification_loss_weight=0.001,  # two tokens per row are to be classified, one number to be learned
+        learning_rate=3e-5,
+        heads_learning_rate=1e-2,
+        warmup=0.1,
+        softmax_loss_weight=1.0,
+        classification_loss_weight=0.01,
+        gate_alpha=1.0,
         calibration_fraction=0.12,
         loss_impl="sampled",
         logging_steps=1,

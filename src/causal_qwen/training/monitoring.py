@@ -319,7 +319,8 @@ class ProgressBar(TrainerCallback):
     """
 
     def __init__(self, tokens_seen: Callable[[], int]) -> None:
-        self.tokens_seen, self.progress, self.loss = tokens_seen, None, math.nan
+        self.tokens_seen, self.loss = tokens_seen, math.nan
+        self.progress: Any = None
         self.start, self.task = 0.0, 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -71,6 +71,8 @@ class TrainingRecipe:
         number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
             sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
             data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
+        refit_numbers: Whether the number head is solved for once more when training ends, and kept if its
+            leave-one-out error is the smaller one.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
         eval_steps: Steps between evaluations; 0 evaluates at the end only.
         save_steps: Steps between checkpoints; 0 saves none.
@@ -123,6 +125,7 @@ class TrainingRecipe:
     softmax_loss_weight: float = 0.0
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
+    refit_numbers: bool = True
     early_stopping: int = 0
     eval_steps: int = 0
     save_steps: int = 500

@@ -29,7 +29,7 @@ from causal_qwen.training.encoding import Collator, numbers_of
 from causal_qwen.training.methods import Place, Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, batches_of, load_model, prepare_rows
 from causal_qwen.training.recipe import TrainingRecipe
-from causal_qwen.training.start import recalibrate_gain, set_value_space, wake_numbers
+from causal_qwen.training.start import recalibrate_gain, refit_numbers, set_value_space, wake_numbers
 from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
 __all__ = ["TrainingResult", "train"]
@@ -274,6 +274,8 @@ def _calibrate_and_evaluate(
     model.eval()
     collator = _collator(processor)
     held = parts.calibration or parts.validation
+    if recipe.refit_numbers:
+        refit_numbers(model, batches_of(parts.sample, collator, recipe.batch_size))
     recalibrate_gain(model, batches_of(held, collator, recipe.batch_size), seed=recipe.seed)
     if parts.calibration:
         fit_conformal(model, batches_of(parts.calibration, collator, recipe.batch_size), seed=recipe.seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from causal_qwen.heads import exact
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.value_space import ValueSpace
 
-__all__ = ["recalibrate_gain", "set_value_space", "wake_numbers"]
+__all__ = ["recalibrate_gain", "refit_numbers", "set_value_space", "wake_numbers"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,64 @@ def wake_numbers(
         method: "fit" or "plain"; "fit" is "plain" where there are fewer than 16 numbers.
     """
     action, row = model.action, model.config.num_token_id
+    assert row is not None
     action.bias[row] = 0.0
     action.number.weight.zero_()
     action.number.bias.zero_()
     action.number_noise.fill_(1.0)
     if method == "plain":
         return
-    locs, scores, others, targets, scales, found = [], [], [], [], [], 0
+    numbers = _numbers(model, batches)
+    if len(numbers.target) < FEWEST_NUMBERS:
+        return
+    low, rest = numbers.scores.quantile(0.1), numbers.other_scores
+    action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
+    # A slope that is as small as it can be, since training moves the features under it.
+    _solve(model, numbers, slack=SLACK)
+
+
+@torch.no_grad()
+def refit_numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> bool:
+    """Solve for w, b_Y and β_Y once more, on the features that training has made.
+
+    Given the features, the number head is one linear regression, and gradients need many steps for what ridge
+    regression does at once. Its leave-one-out error must be below the trained head's error on the same rows,
+    which that head has seen: otherwise nothing changes.
+
+    Args:
+        model: Changed in place.
+        batches: Labelled training rows, of which the first with 1,024 numbers are used.
+
+    Returns:
+        Whether the head was exchanged.
+    """
+    numbers = _numbers(model, batches)
+    if len(numbers.target) < FEWEST_NUMBERS:
+        return False
+    number, noise = model.action.number, model.action.number_noise
+    trained = [tensor.clone() for tensor in (number.weight, number.bias, noise)]
+    before = (model.action.numbers(numbers.U).loc - numbers.target).abs().median()
+    after = _solve(model, numbers, slack=0.0)
+    if after is not None and after < before:
+        return True
+    for tensor, kept in zip((number.weight, number.bias, noise), trained, strict=True):
+        tensor.copy_(kept)
+    return False
+
+
+class _Numbers(NamedTuple):
+    """Positions before a number: U' (N, D), g(v) (N,), the score of <NUM> there, and at other positions."""
+
+    U: Cauchy
+    target: Tensor
+    scores: Tensor
+    other_scores: Tensor
+
+
+def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers:
+    action, row = model.action, model.config.num_token_id
+    assert row is not None
+    locs, scales, targets, scores, others, found = [], [], [], [], [], 0
     for positions in labelled_positions(model, batches):
         is_num = positions.labels == row
         S = action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, slice(row, row + 1))
@@ -81,22 +132,29 @@ def wake_numbers(
         found += len(U.loc)
         if found >= MOST_NUMBERS:
             break
-    if found < FEWEST_NUMBERS:
-        return
-    low, rest = torch.cat(scores).quantile(0.1), torch.cat(others)
-    action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
-    loc_U, target = torch.cat(locs), torch.cat(targets)
+    if not locs:
+        empty = torch.empty(0)
+        return _Numbers(Cauchy(empty, empty), empty, empty, empty)
+    U = Cauchy(torch.cat(locs), torch.cat(scales))
+    return _Numbers(U, torch.cat(targets), torch.cat(scores), torch.cat(others))
+
+
+def _solve(model: CausalQwen2ForCausalLM, numbers: _Numbers, *, slack: float) -> float | None:
+    """loc_Y by ridge regression of the numbers on loc_U; scale_Y from the median leave-one-out error, which
+    is returned. None where all numbers are equal.
+    """
+    action, target = model.action, numbers.target
     if target.min() == target.max():
-        return
-    # A slope that is as small as it can be, since training moves the features under it.
-    fit = ridge(loc_U, target.to(loc_U.dtype), slack=SLACK)
+        return None
+    fit = ridge(numbers.U.loc, target.to(numbers.U.loc.dtype), slack=slack)
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
     action.number_noise.zero_()
-    from_causes = action.numbers(Cauchy(loc_U, torch.cat(scales))).scale.median()
-    error = (fit.left_out - target).abs().median().to(from_causes.dtype).clamp(min=NARROWEST)
-    action.number_noise.copy_((error - from_causes).clamp(min=0.1 * NARROWEST))
-    logger.info("numbers start at R² %.3f (leave-one-out), median error %.3f spreads", fit.r2, float(error))
+    from_causes = action.numbers(numbers.U).scale.median()
+    error = (fit.left_out - target).abs().median().to(from_causes.dtype)
+    action.number_noise.copy_((error.clamp(min=NARROWEST) - from_causes).clamp(min=0.1 * NARROWEST))
+    logger.info("numbers: R² %.3f (leave-one-out), median error %.3f spreads", fit.r2, float(error))
+    return float(error)
 
 
 @torch.no_grad()

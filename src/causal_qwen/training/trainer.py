@@ -164,11 +164,12 @@ class CausalTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW over `parameter_groups`."""
-        if self.optimizer is None:
+        optimizer: torch.optim.Optimizer | None = getattr(self, "optimizer", None)
+        if optimizer is None:
             target = self.model if model is None else model
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, target)
-            self.optimizer = optimizer_class(parameter_groups(target, self.recipe), **options)
-        return self.optimizer
+            self.optimizer = optimizer = optimizer_class(parameter_groups(target, self.recipe), **options)
+        return optimizer
 
     def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
         """Average the gradients of scalars, which sharding leaves whole; sums work on every backend."""
@@ -191,8 +192,9 @@ class CausalTrainer(Trainer):
             counts[1] += (labels == self.num_token_id).sum()
         if self.args.world_size > 1:
             counts = self.accelerator.reduce(counts, reduction="sum")
-        num_items, self._num_numbers = counts.clamp(min=1)
-        return num_items
+        counts = counts.clamp(min=1)
+        self._num_numbers = counts[1]
+        return counts[0]
 
     def compute_loss(
         self,
