@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--model", default=None, help="a converted directory instead of the recipe's model")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE above the recipe")
-    parser.add_argument("--minutes", type=float, default=5.0, help="least training time of digits as text")
+    parser.add_argument("--minutes", type=float, default=2.0, help="least training time of digits as text")
     parser.add_argument("--digits-learning-rate", type=float, default=1e-4)
     parser.add_argument("--values-only", action="store_true", help="without digits as text")
     arguments = parser.parse_args()
