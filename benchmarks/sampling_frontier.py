@@ -43,6 +43,8 @@ PROMPTS = (
 
 # Continuations that are generated together.
 ROWS = 52
+# Nats per token beyond which a setting is left out of the picture.
+FAR = 5.0
 
 
 def settings() -> dict[str, dict[str, Any]]:
@@ -153,6 +155,9 @@ def draw(results: dict[str, dict[str, float]], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
+    # What is far off would squeeze all others into a corner; it is named instead.
+    far = {name: r for name, r in results.items() if r["nats"] > FAR}
+    results = {name: r for name, r in results.items() if name not in far}
     families = {
         "softmax": "tab:gray",
         "causal rho": "tab:blue",
@@ -169,10 +174,13 @@ def draw(results: dict[str, dict[str, float]], file: Path) -> None:
         for name, r in points.items():
             label = name.removeprefix("softmax ").removeprefix("causal ")
             axes.annotate(
-                label, (r["distinct"], r["nats"]), xytext=(5, 4), textcoords="offset points", fontsize=8
+                label, (r["distinct"], r["nats"]), xytext=(6, 5), textcoords="offset points", fontsize=8
             )
     axes.set(xlabel="distinct tokens per continuation", ylabel="nats per token under the base")
     axes.set_title("Fidelity against diversity: lower and further right is better")
+    if far:
+        note = ", ".join(f"{name} ({r['nats']:.1f} nats, {r['junk']:.0%} junk)" for name, r in far.items())
+        axes.text(0.01, 0.01, f"not shown: {note}", transform=axes.transAxes, fontsize=8)
     axes.legend()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=130)

@@ -105,7 +105,7 @@ class TrainingRecipe:
     lora_rank: int = 16
     lora_alpha: float = 32.0
     lora_dropout: float = 0.0
-    learning_rate: float = 1e-4
+    learning_rate: float = 3e-5
     heads_learning_rate: float = 1e-3
     weight_decay: float = 0.01
     warmup: float = 0.05
@@ -121,8 +121,8 @@ class TrainingRecipe:
     num_negatives: int = 4096
     reg_loss_weight: float = 1.0
     gate_alpha: float = 1.0
-    classification_loss_weight: float = 1.0
-    softmax_loss_weight: float = 0.0
+    classification_loss_weight: float = 0.01
+    softmax_loss_weight: float = 1.0
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
     refit_numbers: bool = True
