@@ -43,7 +43,8 @@ def cut(monkeypatch, step):
 
 
 def test_a_trained_model_is_saved_whole(model, tmp_path):
-    result = train(recipe(tmp_path, model, eval_steps=3, max_steps=6))
+    weights = {"classification_loss_weight": 1.0, "softmax_loss_weight": 0.0}
+    result = train(recipe(tmp_path, model, eval_steps=3, max_steps=6, **weights))
     assert result.metrics["train/steps"] == 6
     assert {"eval/num_f1", "eval/reg_mdae", "dist/mode_agreement"} <= result.metrics.keys()
     loaded = CausalQwen2ForCausalLM.from_pretrained(result.output)
