@@ -13,8 +13,8 @@ from causal_qwen.decoder import CausalLM, DecoderConfig, Engine, StopReason, fro
 from causal_qwen.decoder.packed import quantise
 from causal_qwen.generation import NativeEngine
 from causal_qwen.heads import NUM_BIAS
-from causal_qwen.kernels import products as kernel
-from causal_qwen.kernels.products import Matrix, dense_products, products, row_products
+from causal_qwen.kernels import native
+from causal_qwen.kernels.products import Matrix, dense_products, products
 from conftest import tiny_base, tiny_causal
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [40]]
@@ -40,33 +40,61 @@ def decoder(**changes):
 # Products ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize(("vocab", "count"), [(203, 1), (204, 1), (204, 3), (8, 8), (20_000, 2)])
-def test_every_form_of_a_product_is_the_product(dtype, vocab, count):
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """A machine without one, and a process that has not looked for it yet."""
+    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("vocab", "columns", "count"),
+    [(203, 64, 1), (1, 32, 1), (204, 96, 2), (204, 64, 3), (8, 160, 8), (999, 32, 5), (31, 45, 7)],
+)
+def test_every_form_of_a_product_is_the_product(dtype, shift, vocab, columns, count):
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(vocab, 64, generator=generator)
+    weight = torch.randn(vocab, columns, generator=generator) + shift
+    if dtype == torch.int8 and columns % 32:
+        pytest.skip("groups are whole")
     matrix = quantise(weight) if dtype == torch.int8 else Matrix(weight.to(dtype))
-    x = torch.randn(count, 64, generator=generator)
+    x = torch.randn(count, columns, generator=generator)
     expected = x.double() @ matrix.dense().double().T
-    for product in (row_products, dense_products, products):
+    for product in (dense_products, products):
         torch.testing.assert_close(product(x, matrix).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_only_a_large_matrix_and_few_vectors_are_worth_a_compiler(monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        kernel, "_one_pass", lambda x, matrix: calls.append(len(x)) or dense_products(x, matrix)
-    )
-    matrix = Matrix(torch.randn(64, 24))
-    products(torch.randn(1, 24), matrix)
-    assert not calls
-    monkeypatch.setattr(kernel, "SMALLEST_COMPILED", 64 * 24)
-    for count in range(1, 11):
-        assert products(torch.randn(count, 24), matrix).shape == (count, 64)
-    assert calls == [1, 2, 4, 4, 8, 8, 8, 8]
-    monkeypatch.setattr(kernel, "SMALLEST_COMPILED", 64 * 32)
-    products(torch.randn(1, 32), quantise(torch.randn(64, 32)))
-    assert calls[8:] == [1], "bytes count as weights, though four of them share a word"
+def test_native_code_is_here_and_serves_many_vectors():
+    """Tests run where there is a compiler: without it the others would prove nothing of native.cpp."""
+    assert native.library() is not None
+    weight, x = torch.randn(50, 64), torch.randn(19, 64)
+    for matrix in (Matrix(weight), quantise(weight + 3)):
+        y = native.native_product(x, native.native_matrix(*matrix))
+        torch.testing.assert_close(y, x @ matrix.dense().T, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_lie_side_by_side_goes_another_way():
+    weight, x = torch.randn(64, 50).T, torch.randn(2, 64)
+    torch.testing.assert_close(products(x, Matrix(weight)), x @ weight.T)
+    with pytest.raises(ValueError, match="contiguous tensors on the CPU"):
+        native.native_matrix(weight, None, None)
+
+
+def test_native_code_is_built_once_and_a_broken_compiler_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+    told = []
+    monkeypatch.setattr(native, "_compile", lambda compiler, output: output.write_bytes(b"built"))
+    first, second = native.build(told.append), native.build(told.append)
+    assert first == second
+    assert first.read_bytes() == b"built"
+    assert len(told) == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(native, "FLAGS", ("-no-such-flag",))
+    with pytest.raises(native.subprocess.SubprocessError, match="no-such-flag"):
+        native.build(told.append)
+    assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
 
 
 @settings(max_examples=25, deadline=None)
@@ -174,37 +202,46 @@ def test_limits_are_the_decoders():
         Engine.from_model(decoder(), precision="int3")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_native_steps_are_those_in_torch(precision, threads):
+    """Uneven rows, more of them than one pass over a row of W carries, and more threads than key heads."""
+    model = decoder(num_key_value_heads=2, qkv_bias=True)
+    plain, engine = (Engine.from_model(model, precision=precision, native=native) for native in (False, True))
+    ids, mask = pad_left(PROMPTS * 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        ours, theirs = (made.generate(ids, 40, attention_mask=mask).sequences for made in (engine, plain))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("count", [31, 33])
+def test_batches_of_any_size(count):
+    model = decoder()
+    ids = torch.randint(0, 200, (count, 3), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(Engine.from_model(model).generate(ids, 5).sequences, model.generate(ids, 5).sequences)
+
+
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_one_compiled_step_serves_every_length_and_cache(precision):
-    model = decoder(num_hidden_layers=1, num_key_value_heads=2)
-    notes = []
-    plain = Engine.from_model(model, precision=precision, compiled=False)
-    engine = Engine.from_model(model, precision=precision, compiled=True, tell=notes.append)
-    ids, mask = pad_left(PROMPTS[:2])
-    for length in (3, 12, 40):
-        ours, theirs = (made.generate(ids, length, attention_mask=mask).sequences for made in (engine, plain))
-        assert torch.equal(ours, theirs)
-    assert not engine._narrow.failed
-    assert len(notes) == 1
-    with torch.compiler.set_stance("fail_on_recompile"):
-        engine.generate(ids, 60, attention_mask=mask)
-
-
-def test_where_no_compiler_works_the_results_are_the_same(monkeypatch, caplog):
-    def broken(*arguments, **options):
-        raise RuntimeError("no compiler")
-
+def test_where_no_compiler_works_the_results_are_the_same(no_compiler, caplog, precision):
     model = decoder()
     ids = torch.tensor([[1, 2, 3]])
-    monkeypatch.setattr(torch, "compile", lambda *arguments, **options: broken)
-    for precision in ("float32", "int8"):
-        engine = Engine.from_model(model, precision=precision, compiled=True)
-        plain = Engine.from_model(model, precision=precision, compiled=False)
-        assert torch.equal(engine.generate(ids, 10).sequences, plain.generate(ids, 10).sequences)
-        assert not engine.compiled
-        assert engine.weights.head.scale is None, "eight bits without a compiler would crawl"
-    assert len([record for record in caplog.records if "cannot build" in record.message]) == 2
+    engine = Engine.from_model(model, precision=precision)
+    assert engine.step is None
+    assert engine.weights.head.scale is None, "eight bits without native code would crawl"
+    again = Engine.from_model(model, precision=precision, native=False)
+    assert torch.equal(engine.generate(ids, 10).sequences, again.generate(ids, 10).sequences)
+    warnings = [record.message for record in caplog.records if "cannot be built" in record.message]
+    assert len(warnings) == 1
+    assert "no-such-compiler" in warnings[0]
+
+
+def test_native_code_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("CAUSAL_QWEN_COMPILE", "0")
+    assert Engine.from_model(decoder()).step is None
 
 
 # Decisions --------------------------------------------------------------------------------------------------

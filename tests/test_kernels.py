@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from causal_qwen.cauchy import Cauchy, log_tail
+from causal_qwen.decoder.packed import quantise
 from causal_qwen.heads import ActionNetwork
 from causal_qwen.kernels import decision, tail
 from causal_qwen.kernels.compiled import CompiledKernel, compilation_enabled
@@ -212,9 +213,31 @@ def test_the_pass_over_rows_is_the_linear_law(dtype, vocab, count):
     torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bytes", "bytes with a shift"])
+@pytest.mark.parametrize(("columns", "count"), [(64, 1), (96, 2), (32, 3), (64, 7), (45, 1), (45, 3)])
+def test_the_native_pass_is_the_linear_law(kind, columns, count):
+    weight = torch.randn(203, columns, generator=torch.Generator().manual_seed(0))
+    if kind.startswith("bytes"):
+        if columns % 32:
+            pytest.skip("groups are whole")
+        whole = (weight * 40).round().clamp(-127, 127)
+        whole[:, ::32] = 127
+        matrix = quantise(weight + 2 if "shift" in kind else whole / 100)
+        assert (matrix.shift is None) == (kind == "bytes")
+    else:
+        matrix = Matrix(weight.to(getattr(torch, kind)))
+    loc_U, scale_U = torch.randn(count, columns), torch.rand(count, columns) + 0.1
+    assert decision.runs_native(matrix.weight, matrix.scale)
+    loc, scale = decision.native_pair_products(loc_U, scale_U, decision.native_matrix(*matrix))
+    W = matrix.dense().double()
+    torch.testing.assert_close(loc.double(), loc_U.double() @ W.T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_compiled_pass_agrees_and_pads(monkeypatch, dtype):
+    monkeypatch.setattr(decision, "runs_native", lambda *parts: False)
     monkeypatch.setattr(decision, "SMALLEST_COMPILED", 1)
     kernel = CompiledKernel(decision._pass_over_rows, pytest.fail, dynamic=False)
     monkeypatch.setattr(decision, "_one_pass", kernel)
@@ -233,6 +256,7 @@ def test_the_compiled_pass_agrees_and_pads(monkeypatch, dtype):
 
 def test_only_a_large_matrix_and_few_positions_are_worth_a_compiler(monkeypatch):
     calls = []
+    monkeypatch.setattr(decision, "runs_native", lambda *parts: False)
 
     def spy(loc_U, scale_U, weight):
         calls.append(loc_U.shape[0])
@@ -253,7 +277,7 @@ def test_absolute_values_of_the_whole_matrix_are_never_stored(monkeypatch):
     sizes = []
     absolute = torch.abs
     monkeypatch.setattr(torch, "abs", lambda rows, **k: sizes.append(rows.shape[0]) or absolute(rows, **k))
-    token_scores(*causes(2), torch.randn(50, 24))
+    token_scores(*causes(9), torch.randn(50, 24))  # more than one native pass takes
     assert max(sizes) == 8
 
 

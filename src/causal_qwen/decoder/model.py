@@ -25,7 +25,7 @@ from causal_qwen.decoder.config import DecoderConfig
 if TYPE_CHECKING:
     from causal_qwen.decoder.generation import Generation
 
-__all__ = ["CausalLM", "DecoderOutput", "placement", "rope_frequencies", "rotate", "rotation"]
+__all__ = ["CausalLM", "DecoderOutput", "check_fit", "placement", "rope_frequencies", "rotate", "rotation"]
 
 
 # Positions: each pair of head dimensions turns at its own speed ---------------------------------------------
@@ -92,7 +92,7 @@ def placement(
     Raises:
         ValueError: As :meth:`CausalLM.forward`.
     """
-    total = _check(config, input_ids, attention_mask, cache)
+    total = check_fit(config, input_ids, attention_mask, cache)
     past = 0 if cache is None else cache.length
     valid = input_ids.new_ones(input_ids.shape[0], total, dtype=torch.bool)  # (B, S)
     if attention_mask is not None:
@@ -107,7 +107,7 @@ def placement(
     return Placement(valid, positions, slots, mask)
 
 
-def _check(
+def check_fit(
     config: DecoderConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
 ) -> int:
     """The slots in use after these tokens, S; or an error that says what does not fit."""

@@ -8,7 +8,7 @@ neither caches' sizes nor tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.model import rotate
-from causal_qwen.kernels.products import Matrix
+from causal_qwen.kernels.products import Matrix, dense_products
 
 __all__ = ["PackedBlock", "PackedWeights", "Precision", "blocks", "normalise", "pack", "quantise"]
 
 Precision = Literal["float32", "bfloat16", "int8"]
-Product = Callable[[Tensor, Matrix], Tensor]
 GROUP = 32  # columns that share a scale; the common 4- and 8-bit checkpoints group alike
 
 
@@ -189,14 +188,12 @@ def blocks(
     sin: Tensor,
     mask: Tensor,
     slots: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
-    layers: list[PackedBlock],
+    visible: Sequence[tuple[Tensor, Tensor]],
+    layers: Sequence[PackedBlock],
     *,
     config: DecoderConfig,
-    product: Product,
 ) -> Tensor:
-    """A few blocks in a row. Keys and values are written in place; nothing depends on a tensor's value.
+    """All blocks, by matrix products. Keys and values are written in place.
 
     Args:
         x: (B, T, H).
@@ -204,25 +201,23 @@ def blocks(
         sin: (B, 1, T, d/2).
         mask: (B, 1, T, S), 0 where a token may look, −inf elsewhere.
         slots: (T,) slots of the cache that these tokens take.
-        keys: Per block, (S, B, K, d): the slots that are read.
-        values: Per block, (S, B, K, d).
+        visible: Per block, the slots that are read: keys and values, (S, B, K, d) each.
         layers: The blocks' weights.
         config: The decoder's.
-        product: (N, columns), matrix → (N, rows).
     """
-    for layer, key_cache, value_cache in zip(layers, keys, values, strict=True):
+    for layer, caches in zip(layers, visible, strict=True):
         normed = normalise(x, layer.attention_gain, layer.attention_shift, config)
-        mixed = _attention(normed, cos, sin, mask, slots, key_cache, value_cache, layer, config, product)
-        x = x + _apply(mixed, layer.output, layer.output_bias, product)
+        mixed = _attention(normed, cos, sin, mask, slots, caches, layer, config)
+        x = x + _apply(mixed, layer.output, layer.output_bias)
         normed = normalise(x, layer.mlp_gain, layer.mlp_shift, config)
-        gate, up = _apply(normed, layer.gate_up, layer.gate_up_bias, product).chunk(2, -1)  # (B, T, F) each
-        x = x + _apply(F.silu(gate) * up, layer.down, layer.down_bias, product)
+        gate, up = _apply(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)  # (B, T, F) each
+        x = x + _apply(F.silu(gate) * up, layer.down, layer.down_bias)
     return x
 
 
-def _apply(x: Tensor, matrix: Matrix, bias: Tensor | None, product: Product) -> Tensor:
+def _apply(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
     """W x + b: (B, T, columns) → (B, T, rows)."""
-    y = product(x.flatten(0, 1), matrix).view(*x.shape[:2], -1)
+    y = dense_products(x.flatten(0, 1), matrix).view(*x.shape[:2], -1)
     return y if bias is None else y + bias
 
 
@@ -232,30 +227,21 @@ def _attention(
     sin: Tensor,
     mask: Tensor,
     slots: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    caches: tuple[Tensor, Tensor],
     layer: PackedBlock,
     config: DecoderConfig,
-    product: Product,
 ) -> Tensor:
     """softmax(q·kᵀ/√d + mask)·v, heads side by side: (B, T, N·d)."""
     batch, new = x.shape[:2]
     heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    qkv = _apply(x, layer.qkv, layer.qkv_bias, product).view(batch, new, heads + 2 * groups, width)
+    qkv = _apply(x, layer.qkv, layer.qkv_bias).view(batch, new, heads + 2 * groups, width)
     qkv = qkv.transpose(1, 2)  # (B, N + 2K, T, d)
     query = rotate(qkv[:, :heads], cos, sin)  # (B, N, T, d)
     key = rotate(qkv[:, heads : heads + groups], cos, sin)  # (B, K, T, d)
-    key_cache.index_copy_(0, slots, key.permute(2, 0, 1, 3).to(key_cache.dtype))
-    value_cache.index_copy_(0, slots, qkv[:, heads + groups :].permute(2, 0, 1, 3).to(value_cache.dtype))
-    past_keys, past_values = (cache.permute(1, 2, 0, 3) for cache in (key_cache, value_cache))  # (B, K, S, d)
-    if new > 1:
-        mixed: Tensor = F.scaled_dot_product_attention(
-            query, past_keys.float(), past_values.float(), attn_mask=mask, enable_gqa=True
-        )
-        return mixed.transpose(1, 2).flatten(2)
-    # One token: sums that a compiler fuses, where a library call would cost more than its work.
-    query = query.view(batch, groups, heads // groups, 1, width) * width**-0.5
-    scores = (query * past_keys[:, :, None]).sum(-1) + mask[:, :, 0][:, :, None]  # (B, K, N/K, S)
-    weights = scores.softmax(-1)
-    mixed = (weights[..., None] * past_values[:, :, None]).sum(-2)  # (B, K, N/K, d)
-    return mixed.view(batch, 1, heads * width)
+    for cache, fresh in zip(caches, (key, qkv[:, heads + groups :]), strict=True):
+        cache.index_copy_(0, slots, fresh.permute(2, 0, 1, 3))
+    past_keys, past_values = (cache.permute(1, 2, 0, 3) for cache in caches)  # (B, K, S, d)
+    mixed: Tensor = F.scaled_dot_product_attention(
+        query, past_keys, past_values, attn_mask=mask, enable_gqa=True
+    )
+    return mixed.transpose(1, 2).flatten(2)

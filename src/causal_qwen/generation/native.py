@@ -15,7 +15,7 @@ from torch import Tensor
 
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.decoder.packed import Precision
-from causal_qwen.kernels.products import Matrix, products
+from causal_qwen.kernels.products import Matrix
 
 if TYPE_CHECKING:
     from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
@@ -57,7 +57,7 @@ class NativeEngine:
     Args:
         model: In evaluation mode, on the CPU. Later changes of its backbone's weights are not seen.
         precision: Of the weights: "float32", "bfloat16" or "int8"; None takes the model's own.
-        compiled: As for `Engine`.
+        native: As for `Engine`.
         tell: As for `Engine`.
 
     Raises:
@@ -69,7 +69,7 @@ class NativeEngine:
         model: CausalQwen2ForCausalLM,
         *,
         precision: Precision | None = None,
-        compiled: bool | None = None,
+        native: bool = True,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         if model.device.type != "cpu":
@@ -79,7 +79,7 @@ class NativeEngine:
         if precision is None:
             precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         self.model = model
-        self.engine = Engine.from_model(model, precision=precision, compiled=compiled, tell=tell)
+        self.engine = Engine.from_model(model, precision=precision, native=native, tell=tell)
         # What a decision asks of a model; W is the engine's, so that it is read in the engine's precision.
         self.config = model.config
         self.action = model.action
@@ -92,8 +92,7 @@ class NativeEngine:
 
     def token_logits(self, loc_U: Tensor) -> Tensor:
         """W loc_U + b, (..., V), float32."""
-        flat = products(loc_U.reshape(-1, loc_U.shape[-1]), self.lm_head.weight)
-        return flat.view(*loc_U.shape[:-1], -1) + self.action.bias
+        return self.engine.head(loc_U) + self.action.bias
 
     def session(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
+from causal_qwen.kernels.native import native_matrix, native_pair_products, runs_native
 from causal_qwen.kernels.products import PASS_SIZES, SMALLEST_COMPILED, Matrix
 
 __all__ = ["choose_token", "token_scores"]
@@ -35,8 +36,9 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0.
 
-    Without gradients. Up to 8 positions against a large W take one compiled pass over it; more positions, a
-    small W, or a machine without a compiler go block by block. All agree with the dense formula to rounding.
+    Without gradients. Up to 8 positions take one pass over W, in native code or, on other devices, compiled;
+    more positions, or a machine without a compiler, go block by block. All agree with the dense formula to
+    rounding.
 
     Args:
         loc_U: (..., D), float32 or float64.
@@ -98,8 +100,10 @@ def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, T
     if torch.compiler.is_compiling():  # already inside somebody's graph, which fuses on its own
         weight = matrix.dense().to(loc_U.dtype)
         return F.linear(loc_U, weight), F.linear(scale_U, weight.abs())
-    small = matrix.size < SMALLEST_COMPILED or loc_U.dtype != torch.float32
-    if small or not 0 < count <= PASS_SIZES[-1]:
+    few = 0 < count <= PASS_SIZES[-1] and loc_U.dtype == torch.float32
+    if few and runs_native(matrix.weight, matrix.scale):
+        return native_pair_products(loc_U, scale_U, native_matrix(*matrix))
+    if not few or matrix.size < SMALLEST_COMPILED:
         return _block_products(loc_U, scale_U, matrix)
     padding = min(size for size in PASS_SIZES if size >= count) - count
     # Copies, so that tensors made in inference mode do not compile a variant of their own.

@@ -1,20 +1,19 @@
 """W x for a few vectors from one read of W, in float32, float16, bfloat16 or bytes.
 
 A decoding step is bound by reading weights. A library product of one row leaves half of the memory bandwidth
-unused; row sums that a compiler turns into one loop do not, and there the weights are widened on the way.
+unused; native code does not, and widens the weights on the way.
 This module knows neither layers nor tokens.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.compiled import CompiledKernel
+from causal_qwen.kernels.native import native_matrix, native_product, runs_native
 
 __all__ = [
     "LARGEST_PASS",
@@ -23,7 +22,6 @@ __all__ = [
     "Matrix",
     "dense_products",
     "products",
-    "row_products",
 ]
 
 # Vectors that one pass over W carries; other counts are padded up to the next. Beyond, matrix products win.
@@ -31,8 +29,6 @@ PASS_SIZES = (1, 2, 4, 8)
 LARGEST_PASS = PASS_SIZES[-1]
 # A matrix of fewer elements is read in little time: not worth a compiler.
 SMALLEST_COMPILED = 1 << 24
-# Parts of a row of 16-bit floats that are summed side by side.
-PARTS = 4
 # Rows of W that exist widened at one time, where a product needs them so.
 BLOCK_ROWS = 8192
 
@@ -103,39 +99,6 @@ class Matrix(NamedTuple):
         return self.weight if self.weight.dtype == torch.float64 else self.weight.float()
 
 
-def row_products(x: Tensor, matrix: Matrix) -> Tensor:
-    """W x as row sums, (N, V): to be compiled, where it becomes one loop over W.
-
-    Args:
-        x: (N, D), float32; N is small.
-        matrix: W, (V, D).
-    """
-    if matrix.scale is None:
-        return torch.stack([_float_sums(vector, matrix.weight, len(x)) for vector in x])
-    runs, vectors = matrix.runs(), matrix.split(x)
-    total = x.unflatten(-1, (-1, 4, 8)).sum(2)  # (N, G, 8): what a shift meets
-    sums = []
-    for i in range(len(x)):
-        term = _added([run * vector[i] for run, vector in zip(runs, vectors, strict=True)])  # (V, G, 8)
-        term = term * matrix.scale.unsqueeze(-1)
-        if matrix.shift is not None:
-            term = term + matrix.shift.unsqueeze(-1) * total[i]
-        sums.append(term.sum((-2, -1)))
-    return torch.stack(sums)
-
-
-def _float_sums(vector: Tensor, weight: Tensor, count: int) -> Tensor:
-    """W x for one x (D,) of ``count``, as sums side by side: a single one waits for its own additions."""
-    parts = 1 if weight.itemsize >= 4 else max(PARTS // count, 1)
-    parts = parts if len(vector) % (8 * parts) == 0 else 1
-    pieces = zip(weight.chunk(parts, -1), vector.chunk(parts), strict=True)
-    return _added([(columns.to(torch.float32) * piece).sum(-1) for columns, piece in pieces])
-
-
-def _added(terms: list[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, terms)
-
-
 def dense_products(x: Tensor, matrix: Matrix) -> Tensor:
     """`row_products` by matrix products, for any N and without a compiler."""
     vocab = matrix.weight.shape[0]
@@ -153,17 +116,9 @@ def products(x: Tensor, matrix: Matrix) -> Tensor:
         x: (N, D), float32 or float64.
         matrix: W, (V, D).
     """
-    count = x.shape[0]
     with torch.no_grad():
         x, matrix = x.detach(), matrix._replace(weight=matrix.weight.detach())
-        small = matrix.size < SMALLEST_COMPILED or x.dtype != torch.float32
-        if small or torch.compiler.is_compiling() or not 0 < count <= LARGEST_PASS:
-            return dense_products(x, matrix)
-        padding = min(size for size in PASS_SIZES if size >= count) - count
-        # A copy, so that tensors made in inference mode do not compile a variant of their own.
-        with torch.inference_mode(False):
-            x = F.pad(x, (0, 0, 0, padding)) if padding else x.clone()
-            return _one_pass(x, matrix)[:count]
-
-
-_one_pass = CompiledKernel(row_products, dense_products, dynamic=False)
+        few = 0 < x.shape[0] <= LARGEST_PASS and x.dtype == torch.float32
+        if few and not torch.compiler.is_compiling() and runs_native(matrix.weight, matrix.scale):
+            return native_product(x, native_matrix(*matrix))
+        return dense_products(x, matrix)

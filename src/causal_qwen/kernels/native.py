@@ -1,0 +1,194 @@
+"""native.cpp from Python: built at its first use, kept for later processes, absent where no compiler works.
+
+The library is plain C++ without torch's headers: it is built in seconds, once per compiler and processor, in
+the library's cache directory. ``CAUSAL_QWEN_COMPILE=0`` leaves it out. This module knows neither layers nor
+tokens, only the memory that they lie in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from causal_qwen.directories import cache_directory
+from causal_qwen.kernels.compiled import compilation_enabled
+
+__all__ = [
+    "NativeMatrix",
+    "build",
+    "library",
+    "native_matrix",
+    "native_pair_products",
+    "native_product",
+    "pointer",
+    "runs_native",
+]
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("native.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+# Without OpenMP (Apple's compiler) the same code runs in one thread.
+THREADING = ("-fopenmp", None)
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+BYTES = 2
+
+
+class NativeMatrix(ctypes.Structure):
+    """struct Matrix; whoever holds it keeps its tensors."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("shift", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+    ]
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a tensor's values lie; null for None.
+
+    Raises:
+        ValueError: If they do not lie side by side, or not on the CPU.
+    """
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"native code reads contiguous tensors on the CPU, not one on {tensor.device}")
+    return tensor.data_ptr()
+
+
+def native_matrix(
+    weight: Tensor, scale: Tensor | None, shift: Tensor | None, bias: Tensor | None = None
+) -> NativeMatrix:
+    """struct Matrix of the parts of a `products.Matrix`; the caller keeps them alive."""
+    kind = KINDS[weight.dtype] if scale is None else BYTES
+    columns = weight.shape[1] * (1 if scale is None else 4)
+    parts = (pointer(part) for part in (weight, scale, shift, bias))
+    return NativeMatrix(*parts, weight.shape[0], columns, kind)
+
+
+def runs_native(weight: Tensor, scale: Tensor | None) -> bool:
+    """Whether the library can read such a matrix, and is there."""
+    known = scale is not None or weight.dtype in KINDS
+    return known and weight.device.type == "cpu" and weight.is_contiguous() and library() is not None
+
+
+def native_product(x: Tensor, matrix: NativeMatrix) -> Tensor:
+    """W x + b, (N, D) → (N, V), float32; `library` must have given one."""
+    found = library()
+    assert found is not None
+    x = x.contiguous()
+    y = torch.empty(x.shape[0], matrix.rows)
+    threads = torch.get_num_threads()
+    found.matrix_product(ctypes.byref(matrix), pointer(x), pointer(y), x.shape[0], threads)
+    return y
+
+
+def native_pair_products(loc: Tensor, scale: Tensor, matrix: NativeMatrix) -> tuple[Tensor, Tensor]:
+    """W loc and |W| scale, (N, V) each, float32, for (N, D); `library` must have given one."""
+    found = library()
+    assert found is not None
+    loc, scale = loc.contiguous(), scale.contiguous()
+    sums = torch.empty(2, loc.shape[0], matrix.rows)
+    pointers = (pointer(part) for part in (loc, scale, *sums))
+    found.matrix_products_of_pairs(ctypes.byref(matrix), *pointers, loc.shape[0], torch.get_num_threads())
+    return sums[0], sums[1]
+
+
+def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
+    """The loaded library; None where it is switched off or cannot be built, which the log says once.
+
+    Args:
+        tell: Called with one line before a build, which takes a few seconds; the log when None.
+    """
+    return _load(tell or logger.info) if compilation_enabled() else None
+
+
+_loaded: list[ctypes.CDLL | None] = []
+
+
+def _load(tell: Callable[[str], None]) -> ctypes.CDLL | None:
+    if not _loaded:
+        try:
+            found: ctypes.CDLL | None = _declared(ctypes.CDLL(str(build(tell))))
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning(
+                "native code cannot be built here (%s); a slower form with the same results is used", error
+            )
+            found = None
+        _loaded.append(found)
+    return _loaded[0]
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
+    found.matrix_product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
+    found.matrix_products_of_pairs.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 2
+    found.decoder_step.argtypes = [ctypes.c_void_p] * 2
+    for function in (found.matrix_product, found.matrix_products_of_pairs, found.decoder_step):
+        function.restype = None
+    return found
+
+
+def build(tell: Callable[[str], None]) -> Path:
+    """The shared library, built unless the cache has it for this source, compiler and processor.
+
+    Raises:
+        OSError: If there is no compiler, or the cache cannot be written.
+        subprocess.SubprocessError: If the compiler refuses the source.
+    """
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
+    compiler = next((path for path in map(shutil.which, names) if path), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C++ compiler among {', '.join(names)}: install one or set CXX")
+    identity = [SOURCE.read_text(encoding="utf-8"), *FLAGS, compiler, _version(compiler), _processor()]
+    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
+    target = cache_directory() / "compiled" / f"native-{key}.so"
+    if not target.exists():
+        tell("building native code (once; kept for later processes) …")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+            built = Path(directory) / target.name
+            _compile(compiler, built)
+            built.replace(target)
+    return target
+
+
+def _compile(compiler: str, output: Path) -> None:
+    for threading in THREADING:
+        command = [compiler, *FLAGS, *([threading] if threading else []), str(SOURCE), "-o", str(output)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode == 0:
+            return
+    reason = " ".join(result.stderr.split("\n")[:2])
+    raise subprocess.SubprocessError(f"{compiler} failed: {reason}")
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    asked: Sequence[str] = (compiler, "--version")
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache may be shared between machines."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    named = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join([platform.machine(), platform.processor(), *sorted(set(named))])
