@@ -213,17 +213,19 @@ def test_the_pass_over_rows_is_the_linear_law(dtype, vocab, count):
     torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bytes", "bytes with a shift"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bytes", "bytes with a shift", "4 bits"])
 @pytest.mark.parametrize(("columns", "count"), [(64, 1), (96, 2), (32, 3), (64, 7), (45, 1), (45, 3)])
 def test_the_native_pass_is_the_linear_law(kind, columns, count):
     weight = torch.randn(203, columns, generator=torch.Generator().manual_seed(0))
+    if columns % {"by": 32, "4 ": 64}.get(kind[:2], 1):
+        pytest.skip("groups are whole")
     if kind.startswith("bytes"):
-        if columns % 32:
-            pytest.skip("groups are whole")
         whole = (weight * 40).round().clamp(-127, 127)
         whole[:, ::32] = 127
         matrix = quantise(weight + 2 if "shift" in kind else whole / 100)
         assert (matrix.shift is None) == (kind == "bytes")
+    elif kind == "4 bits":
+        matrix = quantise(weight, 4)
     else:
         matrix = Matrix(weight.to(getattr(torch, kind)))
     loc_U, scale_U = torch.randn(count, columns), torch.rand(count, columns) + 0.1

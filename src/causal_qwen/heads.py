@@ -234,7 +234,7 @@ class ActionNetwork(nn.Module):
         Args:
             U: U', (..., D).
             U0: Common cause, (...).
-            weight: W, (V, D), any float dtype, or 8-bit integers with their scales (without gradients).
+            weight: W, (V, D), any float dtype, or integers with their scales (without gradients).
             rows: Token ids (K,) to score; None scores all V.
         """
         bias, balance = exact(self.bias), exact(magnitude(self.balance))  # (V,)

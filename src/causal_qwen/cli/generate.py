@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,7 @@ class Precision(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
     int8 = "int8"
+    int4 = "int4"
 
 
 def command(
@@ -65,7 +66,7 @@ def command(
     ] = False,
     device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
     dtype: Annotated[
-        Precision, typer.Option(help="Precision of the weights; int8 needs --engine native.")
+        Precision, typer.Option(help="Precision of the weights; int8 and int4 need --engine native.")
     ] = Precision.auto,
     engine: Annotated[
         EngineName, typer.Option(help="native is our own compiled decoder, for the CPU.")
@@ -74,10 +75,11 @@ def command(
 ) -> None:
     """Continue a text, deciding by causes."""
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    eight_bits = dtype is Precision.int8
-    if eight_bits and engine is not EngineName.native:
-        raise ValueError("--dtype int8 needs --engine native")
-    loaded, processor = load(model, device=device, dtype="float32" if eight_bits else dtype.value)
+    few_bits: dict[Precision, Literal["int8", "int4"]] = {Precision.int8: "int8", Precision.int4: "int4"}
+    integers = few_bits.get(dtype)
+    if integers and engine is not EngineName.native:
+        raise ValueError(f"--dtype {dtype.value} needs --engine native")
+    loaded, processor = load(model, device=device, dtype="float32" if integers else dtype.value)
     import torch
 
     from causal_qwen.generation import NativeEngine, NumberStreamer
@@ -106,7 +108,7 @@ def command(
             options |= {"individual": person, "persistence": persistence, "density_floor": density_floor}
         note(f"seed {person.seed}")
     if engine is EngineName.native:
-        options["engine"] = NativeEngine(loaded, precision="int8" if eight_bits else None, tell=note)
+        options["engine"] = NativeEngine(loaded, precision=integers, tell=note)
     inputs = processor(prompt, return_tensors="pt").to(loaded.device)
     streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
     given = {name: value for name, value in options.items() if value is not None}

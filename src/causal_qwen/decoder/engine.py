@@ -62,7 +62,8 @@ class Engine:
 
         Args:
             model: In memory, on the CPU; float32 weights are shared where the engine needs no other form.
-            precision: "float32", "bfloat16" or "int8" (weights only; arithmetic is float32 in all of them).
+            precision: Of the weights: "float32", "bfloat16", "int8" or "int4". Vectors that meet integers are
+                taken to 16 bits by groups; everything else is float32.
             **options: As for the class.
 
         Raises:
@@ -105,7 +106,8 @@ class Engine:
         batch, new = input_ids.shape
         cache = self.new_cache(batch, new) if past_key_values is None else past_key_values
         x = self.embed(input_ids) if embeddings is None else embeddings.float()
-        widest = LARGEST_STEP if self.weights.head.weight.dtype == torch.float32 else batch
+        dense = self.weights.head.scale is None and self.weights.head.weight.dtype == torch.float32
+        widest = LARGEST_STEP if dense else batch
         if self.step is not None and new == 1 and batch <= widest and attention_mask is None:
             check_fit(self.config, input_ids, attention_mask, cache)
             return self.step(x.clone(memory_format=torch.contiguous_format), cache)

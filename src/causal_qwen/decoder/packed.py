@@ -1,16 +1,16 @@
-"""The decoder's weights as the engine reads them: few large matrices, in 32, 16 or 8 bits.
+"""The decoder's weights as the engine reads them: few large matrices, in 32, 16, 8 or 4 bits.
 
-Query, key and value share one matrix, gate and up another, so that a block is four products. Eight bits are
-whole numbers with a scale (and a shift, where it helps) per 32 columns. Norms, biases and all arithmetic stay
-float32. `blocks` states the layers of ``model.py`` over these matrices; this module knows
-neither caches' sizes nor tokens.
+Query, key and value share one matrix, gate and up another, so that a block is four products. Eight and four
+bits are whole numbers with a scale (and a shift, where it helps) per 32 columns, norms and biases float32.
+`blocks` states the layers of ``model.py`` over these matrices; this module knows neither caches' sizes nor
+tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,13 @@ from torch import Tensor
 
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.model import rotate
+from causal_qwen.kernels.native import GROUP
 from causal_qwen.kernels.products import Matrix, dense_products
 
 __all__ = ["PackedBlock", "PackedWeights", "Precision", "blocks", "normalise", "pack", "quantise"]
 
-Precision = Literal["float32", "bfloat16", "int8"]
-GROUP = 32  # columns that share a scale; the common 4- and 8-bit checkpoints group alike
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+BITS = {"int8": 8, "int4": 4}
 
 
 class PackedBlock(NamedTuple):
@@ -93,33 +94,37 @@ class PackedWeights:
         )
 
 
-def quantise(weight: Tensor) -> Matrix:
-    """The 8-bit integers nearest to ``weight`` (rows, columns), by groups of 32 columns.
+def quantise(weight: Tensor, bits: int = 8) -> Matrix:
+    """The whole numbers of 8 or 4 bits nearest to ``weight`` (rows, columns), by groups of 32 columns.
 
-    A group is scale · q with |q| ≤ 127, or scale · q + shift with q from −128 to 127 over the group's range;
+    A group is scale · q + shift with q over the group's range; in 8 bits also scale · q with |q| ≤ 127, and
     the matrix takes the one with the smaller error. So weights that came from symmetric 8 bits or from 4 bits
     with a minimum return to where they were, to rounding.
 
     Raises:
-        ValueError: If the columns do not make whole groups.
+        ValueError: If the columns do not make whole groups (in 4 bits, pairs of them).
     """
-    if weight.shape[1] % GROUP:
+    whole = GROUP * (8 // bits)
+    if weight.shape[1] % whole:
+        remedy = "bfloat16" if weight.shape[1] % GROUP else "int8"
         raise ValueError(
-            f"int8 scales groups of {GROUP} columns, and a matrix has {weight.shape[1]}: use bfloat16"
+            f"int{bits} takes {whole} columns at a time, and a matrix has {weight.shape[1]}: use {remedy}"
         )
     wide = weight.float().unflatten(-1, (-1, GROUP))  # (rows, G, 32)
     tiny = torch.finfo(torch.float32).tiny
-    scale = wide.abs().amax(-1).clamp(min=tiny) / 127
-    levels = (wide / scale[..., None]).round_()
     low, high = wide.aminmax(dim=-1)
-    span = (high - low).clamp(min=tiny) / 255
+    span = (high - low).clamp(min=tiny) / (2**bits - 1)
+    levels = ((wide - low[..., None]) / span[..., None]).round_()
+    if bits == 4:
+        return Matrix.from_levels(levels, bits, span, low)
     shift = low + 128 * span
-    shifted = ((wide - low[..., None]) / span[..., None]).round_() - 128
-    error = (levels * scale[..., None] - wide).square().sum()
-    shifted_error = (shifted * span[..., None] + shift[..., None] - wide).square().sum()
-    if error <= shifted_error:
-        return Matrix.from_bytes(levels.to(torch.int8), scale)
-    return Matrix.from_bytes(shifted.to(torch.int8), span, shift)
+    levels -= 128
+    scale = wide.abs().amax(-1).clamp(min=tiny) / 127
+    plain = (wide / scale[..., None]).round_()
+    error = (plain * scale[..., None] - wide).square().sum()
+    if error <= (levels * span[..., None] + shift[..., None] - wide).square().sum():
+        return Matrix.from_levels(plain, bits, scale)
+    return Matrix.from_levels(levels, bits, span, shift)
 
 
 @torch.no_grad()
@@ -134,12 +139,12 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
     Raises:
         ValueError: If the precision is unknown.
     """
-    if precision not in ("float32", "bfloat16", "int8"):
-        raise ValueError(f"precision is {precision!r}; choose float32, bfloat16 or int8")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {precision!r}; choose one of {', '.join(get_args(Precision))}")
 
     def matrix(weight: Tensor) -> Matrix:
-        if precision == "int8":
-            return quantise(weight.detach())
+        if precision in BITS:
+            return quantise(weight.detach(), BITS[precision])
         return Matrix(weight.detach().to(getattr(torch, precision)), None)
 
     def vector(name: str) -> Tensor | None:

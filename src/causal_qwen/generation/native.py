@@ -56,7 +56,7 @@ class NativeEngine:
 
     Args:
         model: In evaluation mode, on the CPU. Later changes of its backbone's weights are not seen.
-        precision: Of the weights: "float32", "bfloat16" or "int8"; None takes the model's own.
+        precision: Of the weights: "float32", "bfloat16", "int8" or "int4"; None takes the model's own.
         native: As for `Engine`.
         tell: As for `Engine`.
 

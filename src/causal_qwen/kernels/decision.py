@@ -6,8 +6,6 @@ pass serves both, and |W| is never stored. This module does not know sampling, p
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -43,7 +41,7 @@ def token_scores(
     Args:
         loc_U: (..., D), float32 or float64.
         scale_U: (..., D), > 0.
-        weight: (V, D) W, any float dtype, or 8-bit integers with their scales.
+        weight: (V, D) W, any float dtype, or integers with their scales.
         bias: (V,) b, or None for 0.
         balance: (V,) ≥ 0, or None for 0.
         loc_U0: (...), or None for 0.
@@ -103,7 +101,7 @@ def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, T
     few = 0 < count <= PASS_SIZES[-1] and loc_U.dtype == torch.float32
     if few and runs_native(matrix.weight, matrix.scale):
         return native_pair_products(loc_U, scale_U, native_matrix(*matrix))
-    if not few or matrix.size < SMALLEST_COMPILED:
+    if not few or matrix.size < SMALLEST_COMPILED or matrix.scale is not None:
         return _block_products(loc_U, scale_U, matrix)
     padding = min(size for size in PASS_SIZES if size >= count) - count
     # Copies, so that tensors made in inference mode do not compile a variant of their own.
@@ -128,29 +126,22 @@ def _block_products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Ten
 
 
 def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """`_products` as row sums, written out for every position so that one loop over W carries them all.
+    """`_products` of floats as row sums, written out for every position: one loop over W carries them all.
 
     The loop reads several parts of W side by side: one row after the other does not keep the memory busy.
     """
-    count, vocab_size = loc_U.shape[0], matrix.weight.shape[0]
-    parts = max(PARTS[matrix.weight.itemsize == 4] // count, 1)
+    weight, count = matrix.weight, loc_U.shape[0]
+    vocab_size = weight.shape[0]
+    parts = max(PARTS[weight.itemsize == 4] // count, 1)
     size = -(-vocab_size // parts)
-    locs, scales = matrix.split(loc_U), matrix.split(scale_U)
     loc_parts, scale_parts = [], []
     for first in range(0, vocab_size, size):
         start = min(first, vocab_size - size)  # parts of one length share the loop, so the last may overlap
-        part = matrix.rows(slice(start, start + size))
-        rows = part.wide_runs()  # (v, D) in parts: never stored, but part of the loop
-        absolute, own = [run.abs() for run in rows], slice(first - start, None)
-        loc_parts.append(torch.stack([_row_sums(rows, locs, i)[own] for i in range(count)]))
-        scale_parts.append(torch.stack([_row_sums(absolute, scales, i)[own] for i in range(count)]))
+        rows = weight[start : start + size].to(torch.float32)  # (v, D): never stored, but part of the loop
+        absolute, own = rows.abs(), slice(first - start, None)
+        loc_parts.append(torch.stack([(rows * vector).sum(-1)[own] for vector in loc_U]))
+        scale_parts.append(torch.stack([(absolute * vector).sum(-1)[own] for vector in scale_U]))
     return torch.cat(loc_parts, -1), torch.cat(scale_parts, -1)
-
-
-def _row_sums(runs: list[Tensor], vectors: list[Tensor], i: int) -> Tensor:
-    """The products of all rows with the i-th vector, both in parts."""
-    terms = [run * vector[i] for run, vector in zip(runs, vectors, strict=True)]
-    return functools.reduce(torch.add, terms).sum((-2, -1))
 
 
 _one_pass = CompiledKernel(_pass_over_rows, _block_products, dynamic=False)

@@ -12,16 +12,18 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 extern "C" {
 
-// W: (rows, columns). Floats, or bytes by groups of 32 columns with scale and (unless null) shift.
+// W: (rows, columns). Floats, or integers by groups of 32 columns with scale and (unless null) shift.
 struct Matrix {
   const void* weight;
   const float* scale;  // (rows, columns / 32)
@@ -53,7 +55,7 @@ struct Step {
 
 namespace {
 
-enum Kind : int64_t { kFloat32, kBfloat16, kBytes };
+enum Kind : int64_t { kFloat32, kBfloat16, kBytes, kNibbles };
 
 constexpr int kLanes = 8;
 constexpr int kParts = 4;  // vectors of eight floats that are read at a time
@@ -61,6 +63,7 @@ constexpr int64_t kGroup = kLanes * kParts;
 
 using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
+using Shorts = int16_t __attribute__((vector_size(32)));
 
 template <typename T>
 inline T load(const void* from) {
@@ -71,7 +74,21 @@ inline T load(const void* from) {
 
 inline float sum(Floats v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
 
+inline Words nearest(Floats v) {
+  return __builtin_convertvector(v + (v < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Words);
+}
+
 inline Floats absolute(Floats v) { return (Floats)((Words)v & 0x7fffffff); }
+
+// a_j b_j + a_{j+1} b_{j+1} for even j.
+inline Words products_of_pairs(Shorts a, Shorts b) {
+#ifdef __AVX2__
+  return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  const Words even_a = (Words)a << 16 >> 16, even_b = (Words)b << 16 >> 16;
+  return even_a * even_b + ((Words)a >> 16) * ((Words)b >> 16);
+#endif
+}
 
 float dot(const float* a, const float* b, int64_t size) {
   Floats total = {};
@@ -116,34 +133,55 @@ struct Bfloat16Row {
   }
 };
 
-// Bytes without their shift. Word j of a group holds columns j, j + 8, j + 16 and j + 24.
-struct ByteRow {
+// Integers of 8 or 4 bits, in 32-bit words. Byte p of word j of a group belongs to column j + 8p; with 4 bits two
+// groups share the words, the first in the lower halves of the bytes.
+template <int bits>
+struct Levels {
   const int32_t* row;
-  const float* scale;
-  ByteRow(const Matrix& m, int64_t r)
-      : row(static_cast<const int32_t*>(m.weight) + r * (m.columns / 4)), scale(m.scale + r * (m.columns / kGroup)) {}
-  Floats level(int64_t i, int part) const {
-    return __builtin_convertvector(load<Words>(row + i / 4) << (24 - 8 * part) >> 24, Floats);
+  Levels(const Matrix& m, int64_t r) : row(static_cast<const int32_t*>(m.weight) + r * m.columns * bits / 32) {}
+  // Columns 8·part to 8·part + 7 of group g.
+  Words part(int64_t g, int part) const {
+    if constexpr (bits == 8) return load<Words>(row + g * kLanes) << (24 - 8 * part) >> 24;
+    return load<Words>(row + g / 2 * kLanes) >> (8 * part + 4 * (g & 1)) & 15;
   }
-  Floats at(int64_t i, int part) const { return level(i, part) * scale[i / kGroup]; }
+  // As 16-bit lanes: columns j and j + 16 in turn, and columns j + 8 and j + 24. `half` is g % 2.
+  void lanes(int64_t g, int half, Shorts& even, Shorts& odd) const {
+    if constexpr (bits == 8) {
+      const Shorts words = load<Shorts>(row + g * kLanes);
+      even = words << 8 >> 8, odd = words >> 8;
+    } else {
+      const Shorts words = load<Shorts>(row + g / 2 * kLanes);
+      even = words >> 4 * half & 15, odd = words >> (8 + 4 * half) & 15;
+    }
+  }
+};
+
+template <int bits>
+struct IntegerRow {
+  Levels<bits> levels;
+  const float *scale, *shift;
+  IntegerRow(const Matrix& m, int64_t r)
+      : levels(m, r),
+        scale(m.scale + r * (m.columns / kGroup)),
+        shift(m.shift ? m.shift + r * (m.columns / kGroup) : nullptr) {}
+  Floats at(int64_t i, int part) const {
+    const int64_t g = i / kGroup;
+    return __builtin_convertvector(levels.part(g, part), Floats) * scale[g] + (shift ? shift[g] : 0.0f);
+  }
   float one(int64_t) const { return 0.0f; }  // groups are whole: no column is left over
 };
 
-struct ShiftedByteRow : ByteRow {
-  const float* shift;
-  ShiftedByteRow(const Matrix& m, int64_t r) : ByteRow(m, r), shift(m.shift + r * (m.columns / kGroup)) {}
-  Floats at(int64_t i, int part) const { return ByteRow::at(i, part) + shift[i / kGroup]; }
-};
-
-// What the rows of a matrix meet: vectors (B, columns) in the order of its columns.
+// What the rows of a matrix meet: vectors (B, columns) in the order and the form that its kind asks for.
 struct Vectors {
   const float* x;
-  std::vector<float> sorted, group_sums;
+  std::vector<float> sorted;        // for bfloat16: even columns first
+  std::vector<int16_t> levels;      // for integers: x = scale · level, by groups
+  std::vector<float> scales, sums;  // (B, columns / 32)
 
   void prepare(const Matrix& m, const float* values, int64_t batch) {
     x = values;
     if (m.kind == kBfloat16) sort(m.columns, batch);
-    if (m.shift) add_groups(batch * m.columns);
+    if (m.scale) quantise(batch * m.columns / kGroup);
   }
 
  private:
@@ -159,12 +197,27 @@ struct Vectors {
     x = sorted.data();
   }
 
-  void add_groups(int64_t size) {
-    group_sums.resize(size / kGroup);
-    for (size_t g = 0; g < group_sums.size(); ++g) {
-      Floats total = load<Floats>(x + g * kGroup);
-      for (int part = 1; part < kParts; ++part) total += load<Floats>(x + g * kGroup + part * kLanes);
-      group_sums[g] = sum(total);
+  // 16 bits per group of 32, which err by less than a hundredth of what 8-bit weights do: their products with
+  // weights are then exact in 32-bit integers. In the order of `Levels::lanes`.
+  void quantise(int64_t groups) {
+    levels.resize(groups * kGroup), scales.resize(groups), sums.resize(groups);
+    for (int64_t g = 0; g < groups; ++g) {
+      Floats part[kParts], largest = {}, total = {};
+      for (int p = 0; p < kParts; ++p) {
+        part[p] = load<Floats>(x + g * kGroup + p * kLanes);
+        const Floats size = absolute(part[p]);
+        largest = largest > size ? largest : size;
+        total += part[p];
+      }
+      float most = 0.0f;
+      for (int lane = 0; lane < kLanes; ++lane) most = std::max(most, largest[lane]);
+      scales[g] = most / 32767.0f, sums[g] = sum(total);
+      const float factor = most > 0.0f ? 32767.0f / most : 0.0f;
+      Words level[kParts];
+      for (int p = 0; p < kParts; ++p) level[p] = nearest(part[p] * factor);
+      const Words even = (level[0] & 0xffff) | level[2] << 16, odd = (level[1] & 0xffff) | level[3] << 16;
+      std::memcpy(&levels[g * kGroup], &even, sizeof even);
+      std::memcpy(&levels[g * kGroup + kGroup / 2], &odd, sizeof odd);
     }
   }
 };
@@ -179,26 +232,21 @@ inline int64_t rows_at_a_time(Range rows, int64_t batch, int64_t most) {
   return batch > most ? 8 : rows.last - rows.first;
 }
 
-// The sums of one row with C vectors, without shift and bias.
+// The sums of one row of floats with C vectors, which start at vector b.
 template <int C, typename Row>
-inline void row_sums(const Row& row, const float* x, int64_t columns, float (&sums)[C]) {
+inline void row_sums(Row*, const Matrix& m, int64_t r, const Vectors& vectors, int64_t b, float (&sums)[C]) {
   // Sums side by side, because one alone would wait for its own additions.
   constexpr int kSums = C == 1 ? 4 : C == 2 ? 2 : 1;
+  const int64_t columns = m.columns;
+  const float* x = vectors.x + b * columns;
+  const Row row(m, r);
   Floats total[C][kSums] = {};
   int64_t i = 0;
-  for (; i + kGroup <= columns; i += kGroup) {
-    if constexpr (C == 1 && std::is_same_v<Row, ByteRow>) {  // one multiplication by the scale
-      Floats term = row.level(i, 0) * load<Floats>(x + i);
-      for (int part = 1; part < kParts; ++part) term += row.level(i, part) * load<Floats>(x + i + part * kLanes);
-      total[0][0] += term * row.scale[i / kGroup];
-    } else {
-      for (int part = 0; part < kParts; ++part) {
-        const Floats w = row.at(i, part);
-        for (int c = 0; c < C; ++c)
-          total[c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
-      }
+  for (; i + kGroup <= columns; i += kGroup)
+    for (int part = 0; part < kParts; ++part) {
+      const Floats w = row.at(i, part);
+      for (int c = 0; c < C; ++c) total[c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
     }
-  }
   for (int c = 0; c < C; ++c) {
     for (int part = 1; part < kSums; ++part) total[c][0] += total[c][part];
     sums[c] = sum(total[c][0]);
@@ -206,18 +254,55 @@ inline void row_sums(const Row& row, const float* x, int64_t columns, float (&su
   }
 }
 
+// The same for integers: whole numbers within a group, then its two scales; a shift meets the sums of x.
+template <int C, int bits>
+inline void integer_sums(const Matrix& m, int64_t r, const Vectors& vectors, int64_t b, float (&sums)[C]) {
+  constexpr int kSums = C == 1 ? 4 : 2;
+  const int64_t groups = m.columns / kGroup;
+  const Levels<bits> row(m, r);
+  const float *scale = m.scale + r * groups, *x_scale = vectors.scales.data() + b * groups;
+  const int16_t* x = vectors.levels.data() + b * m.columns;
+  Floats total[C][kSums] = {};
+  const auto meet = [&](int64_t g, int part, int half) {
+    Shorts even, odd;
+    row.lanes(g, half, even, odd);
+    for (int c = 0; c < C; ++c) {
+      const int16_t* levels = x + c * m.columns + g * kGroup;
+      const Words term = products_of_pairs(even, load<Shorts>(levels)) +
+                         products_of_pairs(odd, load<Shorts>(levels + kGroup / 2));
+      total[c][part] += __builtin_convertvector(term, Floats) * scale[g] * x_scale[c * groups + g];
+    }
+  };
+  int64_t g = 0;
+  for (; g + kSums <= groups; g += kSums)
+    for (int part = 0; part < kSums; ++part) meet(g + part, part, part % 2);
+  for (; g < groups; ++g) meet(g, 0, g % 2);
+  for (int c = 0; c < C; ++c) {
+    for (int part = 1; part < kSums; ++part) total[c][0] += total[c][part];
+    sums[c] = sum(total[c][0]);
+    if (m.shift) sums[c] += dot(m.shift + r * groups, vectors.sums.data() + (b + c) * groups, groups);
+  }
+}
+
+template <int C>
+inline void row_sums(IntegerRow<8>*, const Matrix& m, int64_t r, const Vectors& v, int64_t b, float (&sums)[C]) {
+  integer_sums<C, 8>(m, r, v, b, sums);
+}
+
+template <int C>
+inline void row_sums(IntegerRow<4>*, const Matrix& m, int64_t r, const Vectors& v, int64_t b, float (&sums)[C]) {
+  integer_sums<C, 4>(m, r, v, b, sums);
+}
+
 // y[c · stride + row] (+)= W x + b for some rows and C vectors, which start at vector b.
 template <int C, bool add, typename Row>
 void visit(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
-  const int64_t groups = m.columns / kGroup;
   for (int64_t row = rows.first; row < rows.last; ++row) {
     float sums[C];
-    row_sums<C>(Row(m, row), vectors.x + b * m.columns, m.columns, sums);
+    row_sums<C>(static_cast<Row*>(nullptr), m, row, vectors, b, sums);
     for (int c = 0; c < C; ++c) {
-      float value = sums[c] + (m.bias ? m.bias[row] : 0.0f);
-      if (m.shift) value += dot(m.shift + row * groups, vectors.group_sums.data() + (b + c) * groups, groups);
       float& target = y[(b + c) * stride + row];
-      target = add ? target + value : value;
+      target = (add ? target : 0.0f) + sums[c] + (m.bias ? m.bias[row] : 0.0f);
     }
   }
 }
@@ -245,7 +330,8 @@ void multiply(const Matrix& m, Range rows, const Vectors& vectors, int64_t batch
   switch (m.kind) {
     case kFloat32: return multiply_rows<add, Float32Row>(m, rows, vectors, batch, y, stride);
     case kBfloat16: return multiply_rows<add, Bfloat16Row>(m, rows, vectors, batch, y, stride);
-    default: return multiply_rows<add, ByteRow>(m, rows, vectors, batch, y, stride);
+    case kBytes: return multiply_rows<add, IntegerRow<8>>(m, rows, vectors, batch, y, stride);
+    default: return multiply_rows<add, IntegerRow<4>>(m, rows, vectors, batch, y, stride);
   }
 }
 
@@ -295,6 +381,17 @@ void multiply_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vect
         default: visit_pairs<4, Row>(m, some, locs, scales, b, loc_S, scale_S);
       }
   }
+}
+
+// e^x to rounding: 2^n · e^r with |r| ≤ ln 2 / 2. Below −87 it is 0, above 88 it stays at e^88.
+inline Floats exponential(Floats x) {
+  const Floats capped = x > 88.0f ? Floats{} + 88.0f : x < -87.0f ? Floats{} - 87.0f : x;
+  const Words n = nearest(capped * 1.44269504f);
+  const Floats whole = __builtin_convertvector(n, Floats);
+  const Floats r = capped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
+  Floats p = Floats{} + 1.0f / 5040;
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) p = p * r + c;
+  return x < -87.0f ? Floats{} : p * (Floats)((n + 127) << 23);
 }
 
 // Parts of a block --------------------------------------------------------------------------------------------
@@ -359,7 +456,7 @@ void place(const Decoder& decoder, const Step& step, const Angles& angles, int64
   }
 }
 
-// softmax(q·k/√d)·v over the valid slots, of some (row, head) pairs; `scores` has room for S.
+// softmax(q·k/√d)·v over the valid slots, of some (row, head) pairs; `scores` is scratch.
 void attend(const Decoder& decoder, const Step& step, int64_t layer, const float* qkv, Range share,
             float* scores, float* mixed) {
   const int64_t heads = decoder.heads, groups = decoder.groups, width = decoder.width, slots = step.slots;
@@ -371,13 +468,20 @@ void attend(const Decoder& decoder, const Step& step, int64_t layer, const float
     const int64_t offset = (b * groups + head / (heads / groups)) * width;
     const float *keys = step.keys[layer] + offset, *values = step.values[layer] + offset;
     const uint8_t* valid = step.valid + b * step.capacity;
-    float largest = -INFINITY, total = 0.0f;
+    float largest = -INFINITY;
     for (int64_t s = 0; s < slots; ++s) {
       scores[s] = valid[s] ? root * dot(query, keys + s * stride, width) : -INFINITY;
       largest = std::max(largest, scores[s]);
     }
-#pragma omp simd reduction(+ : total)
-    for (int64_t s = 0; s < slots; ++s) total += scores[s] = std::exp(scores[s] - largest);
+    // `scores` has room for whole vectors; what is behind the last slot counts for nothing.
+    for (int64_t s = slots; s % kLanes; ++s) scores[s] = -INFINITY;
+    Floats sums = {};
+    for (int64_t s = 0; s < slots; s += kLanes) {
+      const Floats weights = exponential(load<Floats>(scores + s) - largest);
+      std::memcpy(scores + s, &weights, sizeof weights);
+      sums += weights;
+    }
+    const float total = sum(sums);
     float* own = mixed + task * width;
     std::fill(own, own + width, 0.0f);
     for (int64_t s = 0; s < slots; ++s) {
@@ -392,9 +496,13 @@ void attend(const Decoder& decoder, const Step& step, int64_t layer, const float
 void activate(const float* both, int64_t inner, int64_t batch, Range share, float* active) {
   for (int64_t b = 0; b < batch; ++b) {
     const float *gate = both + b * 2 * inner, *up = gate + inner;
-#pragma omp simd
-    for (int64_t i = share.first; i < share.last; ++i)
-      active[b * inner + i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    float* own = active + b * inner;
+    int64_t i = share.first;
+    for (; i + kLanes <= share.last; i += kLanes) {
+      const Floats g = load<Floats>(gate + i), y = g / (1.0f + exponential(-g)) * load<Floats>(up + i);
+      std::memcpy(own + i, &y, sizeof y);
+    }
+    for (; i < share.last; ++i) own[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
   }
 }
 
@@ -405,7 +513,7 @@ struct Shared {
 
 void run_blocks(const Decoder& decoder, const Step& step, Shared& shared, int64_t thread, int64_t threads) {
   const int64_t batch = step.batch, hidden = decoder.hidden, inner = decoder.inner;
-  std::vector<float> normed(batch * hidden), scores(step.slots);
+  std::vector<float> normed(batch * hidden), scores(step.slots + kLanes);
   const Angles angles(decoder, step);
   Vectors vectors;
   const auto mine = [&](int64_t size) { return Range::share(size, thread, threads); };
@@ -485,14 +593,12 @@ void matrix_products_of_pairs(const Matrix* matrix, const float* loc, const floa
   scales.prepare(m, scale, batch);
   in_parallel(threads, [&](int64_t thread, int64_t all) {
     const Range rows = Range::share(m.rows, thread, all);
-    if (m.kind == kFloat32)
-      multiply_pairs<Float32Row>(m, rows, locs, scales, batch, loc_S, scale_S);
-    else if (m.kind == kBfloat16)
-      multiply_pairs<Bfloat16Row>(m, rows, locs, scales, batch, loc_S, scale_S);
-    else if (m.shift)
-      multiply_pairs<ShiftedByteRow>(m, rows, locs, scales, batch, loc_S, scale_S);
-    else
-      multiply_pairs<ByteRow>(m, rows, locs, scales, batch, loc_S, scale_S);
+    switch (m.kind) {
+      case kFloat32: return multiply_pairs<Float32Row>(m, rows, locs, scales, batch, loc_S, scale_S);
+      case kBfloat16: return multiply_pairs<Bfloat16Row>(m, rows, locs, scales, batch, loc_S, scale_S);
+      case kBytes: return multiply_pairs<IntegerRow<8>>(m, rows, locs, scales, batch, loc_S, scale_S);
+      default: return multiply_pairs<IntegerRow<4>>(m, rows, locs, scales, batch, loc_S, scale_S);
+    }
   });
 }
 }

@@ -26,6 +26,7 @@ from causal_qwen.directories import cache_directory
 from causal_qwen.kernels.compiled import compilation_enabled
 
 __all__ = [
+    "GROUP",
     "NativeMatrix",
     "build",
     "library",
@@ -44,7 +45,8 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-er
 # Without OpenMP (Apple's compiler) the same code runs in one thread.
 THREADING = ("-fopenmp", None)
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
-BYTES = 2
+INTEGER_KINDS = {8: 2, 4: 3}  # by bits
+GROUP = 32  # columns of integers that share a scale
 
 
 class NativeMatrix(ctypes.Structure):
@@ -77,9 +79,17 @@ def pointer(tensor: Tensor | None) -> int | None:
 def native_matrix(
     weight: Tensor, scale: Tensor | None, shift: Tensor | None, bias: Tensor | None = None
 ) -> NativeMatrix:
-    """struct Matrix of the parts of a `products.Matrix`; the caller keeps them alive."""
-    kind = KINDS[weight.dtype] if scale is None else BYTES
-    columns = weight.shape[1] * (1 if scale is None else 4)
+    """struct Matrix of the parts of a `products.Matrix`; the caller keeps them alive.
+
+    Args:
+        weight: (V, D) floats, or integers in 32-bit words.
+        scale: (V, D/32) of integers, else None.
+        shift: (V, D/32), or None.
+        bias: (V,), or None.
+    """
+    columns = weight.shape[1] if scale is None else scale.shape[1] * GROUP
+    bits = 32 * weight.shape[1] // columns
+    kind = KINDS[weight.dtype] if scale is None else INTEGER_KINDS[bits]
     parts = (pointer(part) for part in (weight, scale, shift, bias))
     return NativeMatrix(*parts, weight.shape[0], columns, kind)
 

@@ -1,4 +1,4 @@
-"""W x for a few vectors from one read of W, in float32, float16, bfloat16 or bytes.
+"""W x for a few vectors from one read of W, in floats, or in integers of 8 or 4 bits.
 
 A decoding step is bound by reading weights. A library product of one row leaves half of the memory bandwidth
 unused; native code does not, and widens the weights on the way.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.native import native_matrix, native_product, runs_native
+from causal_qwen.kernels.native import GROUP, native_matrix, native_product, runs_native
 
 __all__ = [
     "LARGEST_PASS",
@@ -34,14 +34,14 @@ BLOCK_ROWS = 8192
 
 
 class Matrix(NamedTuple):
-    """W (V, D): floats, or bytes by groups g of 32 columns i, W = scale[v, g]·W8 + shift[v, g].
+    """W (V, D): floats, or integers q by groups g of 32 columns, W = scale[v, g]·q + shift[v, g].
 
-    Bytes are kept four to a 32-bit word, because compilers load and widen words well: word j of a group holds
-    its columns j, j + 8, j + 16 and j + 24, so that eight words give four runs of eight columns.
+    Integers lie in 32-bit words, because they are widened word by word: byte p of word j of a group belongs
+    to column j + 8p. Of 4 bits two groups share the words, the first in the lower halves of the bytes.
 
     Args:
-        weight: (V, D) floats, or (V, D/4) words, whose type is float32 because compilers load that best.
-        scale: (V, D/32) float32 with bytes, else None.
+        weight: (V, D) floats, or (V, D/4) or (V, D/8) words (of type float32, though no numbers).
+        scale: (V, D/32) float32 of integers, else None.
         shift: (V, D/32) float32, or None for 0.
     """
 
@@ -50,15 +50,17 @@ class Matrix(NamedTuple):
     shift: Tensor | None = None
 
     @classmethod
-    def from_bytes(cls, levels: Tensor, scale: Tensor, shift: Tensor | None = None) -> Matrix:
-        """W from ``levels`` (V, D/32, 32), int8, and the scales and shifts (V, D/32) of the groups."""
-        runs = levels.unflatten(-1, (4, 8)).transpose(-1, -2).contiguous()  # (V, G, 8, 4)
-        return cls(runs.view(torch.float32).flatten(1), scale, shift)
+    def from_levels(cls, levels: Tensor, bits: int, scale: Tensor, shift: Tensor | None = None) -> Matrix:
+        """W from whole numbers (V, D/32, 32): −128 to 127 in 8 bits, 0 to 15 in 4."""
+        places = levels.to(torch.int8).unflatten(-1, (4, 8)).transpose(-1, -2)  # (V, G, 8 words, 4 bytes)
+        if bits == 4:
+            places = places[:, 0::2] | places[:, 1::2] << 4  # (V, G/2, 8, 4)
+        return cls(places.contiguous().view(torch.float32).flatten(1), scale, shift)
 
     @property
     def columns(self) -> int:
         """D."""
-        return self.weight.shape[1] * (1 if self.scale is None else 4)
+        return self.weight.shape[1] if self.scale is None else self.scale.shape[1] * GROUP
 
     @property
     def size(self) -> int:
@@ -70,37 +72,22 @@ class Matrix(NamedTuple):
         scale = None if self.scale is None else self.scale[chosen]
         return Matrix(self.weight[chosen], scale, None if self.shift is None else self.shift[chosen])
 
-    def runs(self) -> list[Tensor]:
-        """W without scale and shift, float32: one (V, 1, D), or for bytes four (V, D/32, 8).
-
-        Inside a compiled loop they are never stored.
-        """
-        if self.scale is None:
-            return [self.weight.unsqueeze(1).to(torch.float32)]
-        words = self.weight.view(torch.int32).unflatten(-1, (-1, 8))  # (V, G, 8)
-        raised = [words << 24, words << 16, words << 8, words]  # each byte at the top, its sign with it
-        return [(word >> 24).to(torch.float32) for word in raised]
-
-    def wide_runs(self) -> list[Tensor]:
-        """`runs` with scale and shift."""
-        runs = self.runs()
-        if self.scale is not None:
-            runs = [run * self.scale.unsqueeze(-1) for run in runs]
-        return runs if self.shift is None else [run + self.shift.unsqueeze(-1) for run in runs]
-
-    def split(self, x: Tensor) -> list[Tensor]:
-        """The parts of vectors (N, D) that meet each of `runs`: (N, 1, D), or four (N, D/32, 8)."""
-        return [x.unsqueeze(1)] if self.scale is None else list(x.unflatten(-1, (-1, 4, 8)).unbind(2))
-
     def dense(self) -> Tensor:
         """W in float32 (float64 stays), (V, D)."""
-        if self.scale is not None:
-            return torch.stack(self.wide_runs(), 2).flatten(1)
-        return self.weight if self.weight.dtype == torch.float64 else self.weight.float()
+        if self.scale is None:
+            return self.weight if self.weight.dtype == torch.float64 else self.weight.float()
+        places = self.weight.view(torch.int8).unflatten(-1, (-1, 8, 4))  # words of 4 bytes
+        levels = places.transpose(-1, -2).flatten(2)  # (V, G, 32), or (V, G/2, 32) pairs
+        if levels.shape[1] < self.scale.shape[1]:
+            levels = torch.stack((levels & 15, levels >> 4 & 15), 2).flatten(1, 2)
+        wide: Tensor = levels * self.scale.unsqueeze(-1)
+        if self.shift is not None:
+            wide += self.shift.unsqueeze(-1)
+        return wide.flatten(1)
 
 
 def dense_products(x: Tensor, matrix: Matrix) -> Tensor:
-    """`row_products` by matrix products, for any N and without a compiler."""
+    """W x by matrix products, for any N and without a compiler."""
     vocab = matrix.weight.shape[0]
     if matrix.scale is None and matrix.weight.dtype == x.dtype:
         return F.linear(x, matrix.weight)
