@@ -230,7 +230,7 @@ def test_the_native_pass_is_the_linear_law(kind, columns, count):
         matrix = Matrix(weight.to(getattr(torch, kind)))
     loc_U, scale_U = torch.randn(count, columns), torch.rand(count, columns) + 0.1
     assert decision.runs_native(matrix.weight, matrix.scale)
-    loc, scale = decision.native_pair_products(loc_U, scale_U, decision.native_matrix(*matrix))
+    loc, scale = token_scores(loc_U, scale_U, matrix)
     W = matrix.dense().double()
     torch.testing.assert_close(loc.double(), loc_U.double() @ W.T, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-4)

@@ -172,7 +172,7 @@ def magnitude(parameter: Tensor) -> Tensor:
     torch.abs has slope 0 there, so a non-negative quantity that starts at 0 (a noise not yet learned) would
     never move.
     """
-    return torch.where(parameter < 0, -parameter, parameter)
+    return torch.where(parameter < 0, -parameter, parameter) if torch.is_grad_enabled() else parameter.abs()
 
 
 def log_tail(distance: Tensor, scale: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,19 +36,35 @@ class Choice:
 
     Args:
         tokens: (B,) ids.
-        values: (B,) the number, should the token be <NUM>; float64.
-        lower: (B,) lower end of its interval.
-        upper: (B,) upper end of its interval.
         scores: (B, V) what the token is the argmax of (or, sampled by softmax, drawn from).
         logits: (B, V) before any processor; None where nobody needed them.
+        number: Computes values and the ends of their intervals; most tokens are no numbers and never ask.
     """
 
     tokens: Tensor
-    values: Tensor
-    lower: Tensor
-    upper: Tensor
     scores: Tensor
     logits: Tensor | None
+    number: Callable[[], tuple[Tensor, Tensor, Tensor]]
+
+    @functools.cached_property
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`values`, `lower` and `upper`."""
+        return self.number()
+
+    @property
+    def values(self) -> Tensor:
+        """(B,) the number, should the token be <NUM>; float64."""
+        return self.numbers[0]
+
+    @property
+    def lower(self) -> Tensor:
+        """(B,) lower end of its interval."""
+        return self.numbers[1]
+
+    @property
+    def upper(self) -> Tensor:
+        """(B,) upper end of its interval."""
+        return self.numbers[2]
 
 
 @dataclass(frozen=True)
@@ -111,67 +127,82 @@ class Decision:
                 scores.
         """
         last = (slice(None), -1)
+
+        def law() -> Cauchy:  # (B,), of the widened cause
+            return Cauchy(outputs.loc_Y[last], outputs.scale_Y[last])
+
+        if self.mode == "compatible":
+            return self._by_softmax(model, outputs, input_ids, processors, law)
         U = Cauchy(outputs.loc_U[last], outputs.scale_U[last])  # (B, D)
         U0 = Cauchy(outputs.loc_U0[last], outputs.scale_U0[last])  # (B,)
-        Y = Cauchy(outputs.loc_Y[last], outputs.scale_Y[last])  # (B,), of the widened cause
-        logits: Tensor | None
-        if self.mode == "compatible":
-            scores, tokens, logits = self._by_softmax(model, U, U0, outputs.logits, input_ids, processors)
-            return self._choice(model, tokens, Y.loc, Y, scores, logits)
+        action = model.action
         if self.mode == "standard" and not self.do_sample:
-            widened = model.action.exogenous(U, temperature=self.temperature)
+            widened = action.exogenous(U, temperature=self.temperature)
             scores, logits = self._standing(model, widened, None, U0, input_ids, processors)
-            Y = model.action.numbers(widened) if self.temperature == 0 else Y
-            return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
+            return self._choice(
+                model, scores, logits, law if self.temperature else lambda: action.numbers(widened)
+            )
         epsilon, epsilon_Y = self._noise(U.loc, position)  # (B, D), (B,)
         if self.mode == "standard":
             move = functools.partial(
-                model.action.exogenous, U, do_sample=True, temperature=self.temperature, epsilon=epsilon
+                action.exogenous, U, do_sample=True, temperature=self.temperature, epsilon=epsilon
             )
             moved = move(noise_gain=self.noise_gain)
             scores, logits = self._standing(model, moved, U.loc, U0, input_ids, processors)
-            Y = model.action.numbers(move())  # κ belongs to words; numbers move by their own law
-            return self._choice(model, scores.argmax(-1), Y.loc, Y, scores, logits)
-        noise = self.temperature * (U.scale + exact(magnitude(model.action.b_noise))) * epsilon  # (B, D)
+            # κ belongs to words; numbers move by their own law
+            return self._choice(model, scores, logits, lambda: action.numbers(move()))
+        noise = self.temperature * (U.scale + exact(magnitude(action.b_noise))) * epsilon  # (B, D)
         scores, logits = self._acting(model, U.loc + self.noise_gain * noise, U.loc, input_ids, processors)
-        read_out = self.temperature * exact(magnitude(model.action.number_noise)) * epsilon_Y
-        number = model.action.numbers(Cauchy(U.loc + noise, U.scale)).loc + read_out
-        return self._choice(model, scores.argmax(-1), number, Y, scores, logits)
+
+        def drawn() -> Tensor:
+            read_out = self.temperature * exact(magnitude(action.number_noise)) * epsilon_Y
+            return action.numbers(Cauchy(U.loc + noise, U.scale)).loc + read_out
+
+        return self._choice(model, scores, logits, law, drawn=drawn)
 
     def _choice(
         self,
         model: CausalQwen2ForCausalLM,
-        tokens: Tensor,
-        number: Tensor,
-        Y: Cauchy,
-        decided_by: Tensor,
+        scores: Tensor,
         logits: Tensor | None,
+        law: Callable[[], Cauchy],
+        *,
+        tokens: Tensor | None = None,
+        drawn: Callable[[], Tensor] | None = None,
     ) -> Choice:
-        decode = model.value_space.decode
-        calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
-        scores = model.config.conformal_scores if calibrated and not self.raw_intervals else None
-        lower, upper = interval(Y, self.level, scores)
-        return Choice(tokens, decode(number), decode(lower), decode(upper), decided_by, logits)
+        """The argmax of ``scores`` unless ``tokens`` are given; the median of Y unless a value is drawn."""
+
+        @torch.no_grad()
+        def number() -> tuple[Tensor, Tensor, Tensor]:
+            Y, decode = law(), model.value_space.decode
+            calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
+            residuals = model.config.conformal_scores if calibrated and not self.raw_intervals else None
+            lower, upper = interval(Y, self.level, residuals)
+            return decode(Y.loc if drawn is None else drawn()), decode(lower), decode(upper)
+
+        return Choice(scores.argmax(-1) if tokens is None else tokens, scores, logits, number)
 
     def _by_softmax(
         self,
         model: CausalQwen2ForCausalLM,
-        U: Cauchy,
-        U0: Cauchy,
-        logits: Tensor,
+        outputs: Any,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        law: Callable[[], Cauchy],
+    ) -> Choice:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
         if self.ovr:
+            U = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])  # (B, D)
+            U0 = Cauchy(outputs.loc_U0[:, -1], outputs.scale_U0[:, -1])  # (B,)
             S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
             logits = S.log_sf(exact(model.action.threshold))  # softmax of log P_k is P_k/ΣP
         else:
-            logits = logits[:, -1].to(dtype=torch.float32, copy=True)  # (B, V)
+            logits = outputs.logits[:, -1].to(dtype=torch.float32, copy=True)  # (B, V)
         scores = processors(input_ids, logits)
-        if not self.do_sample:
-            return scores, scores.argmax(-1), logits
-        return scores, torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1), logits
+        tokens = None
+        if self.do_sample:
+            tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
+        return self._choice(model, scores, logits, law, tokens=tokens)
 
     def _standing(
         self,
@@ -203,8 +234,8 @@ class Decision:
         """W u + b + adjustment for concrete causes u; the logits come from the same read of W."""
         bias = exact(model.action.bias)
         if not processors:
-            return _linear(u, model.lm_head.weight).add_(bias), None
-        scores, logits = _linear(torch.cat([u, loc_U]), model.lm_head.weight).add_(bias).chunk(2)
+            return _linear(u, model.lm_head.weight, bias), None
+        scores, logits = _linear(torch.cat([u, loc_U]), model.lm_head.weight, bias).chunk(2)
         return scores + (processors(input_ids, logits.clone()) - logits), logits
 
     def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
@@ -218,6 +249,6 @@ class Decision:
         return noise[:, :-1], noise[:, -1]
 
 
-def _linear(u: Tensor, weight: Tensor | Matrix) -> Tensor:
-    """W u in float32 without a float32 copy of W."""
-    return products(u, weight if isinstance(weight, Matrix) else Matrix(weight))
+def _linear(u: Tensor, weight: Tensor | Matrix, bias: Tensor) -> Tensor:
+    """W u + b in float32 without a float32 copy of W."""
+    return products(u, weight if isinstance(weight, Matrix) else Matrix(weight), bias)

@@ -64,7 +64,7 @@ class _Numbers:
             if not is_num.any():
                 return
             self.table = choice.values.new_zeros(3, len(tokens), length)
-        column = torch.where(is_num, torch.stack([choice.values, choice.lower, choice.upper]), 0.0)
+        column = torch.where(is_num, torch.stack(choice.numbers), 0.0)
         self.table = torch.cat([self.table.to(column), column[..., None]], dim=-1)
 
     @property
@@ -136,7 +136,7 @@ def decode(
         model_kwargs["numeric_values"] = numbers.rows[0]
         input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
         if isinstance(streamer, NumberStreamer):
-            streamer.put_numbers(tokens.cpu(), choice.values.cpu(), choice.lower.cpu(), choice.upper.cpu())
+            streamer.put_choice(tokens.cpu(), choice)
         elif streamer is not None:
             streamer.put(tokens.cpu())
         unfinished = unfinished & ~stopping_criteria(input_ids, scores)

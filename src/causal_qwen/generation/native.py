@@ -6,6 +6,7 @@ stay the same; only the forward pass is another. This module does not know how a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from causal_qwen.cauchy import Cauchy
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.decoder.packed import Precision
-from causal_qwen.kernels.products import Matrix
+from causal_qwen.kernels.products import Matrix, products
 
 if TYPE_CHECKING:
     from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
@@ -23,27 +25,62 @@ if TYPE_CHECKING:
 __all__ = ["NativeEngine", "NativeOutput", "NativeSession"]
 
 
-@dataclass(frozen=True)
 class NativeOutput:
-    """The laws of the last position, as the model's own output has them: (B, 1, D) and (B, 1).
+    """The laws of the last position under the names of the model's own output, (B, 1, D) and (B, 1).
+
+    They are computed when somebody asks: no decision needs them all.
 
     Args:
-        loc_U: Location of the individual.
-        scale_U: Scale of the individual.
-        loc_U0: Location of the common cause.
-        scale_U0: Scale of the common cause.
-        loc_Y: Location of the number in value space.
-        scale_Y: Scale of the number in value space.
+        native: The engine.
+        hidden: (B, 1, H) features of the last position.
         logits: (B, 1, V) W loc_U + b; None where nobody needs them.
     """
 
-    loc_U: Tensor
-    scale_U: Tensor
-    loc_U0: Tensor
-    scale_U0: Tensor
-    loc_Y: Tensor
-    scale_Y: Tensor
-    logits: Tensor | None
+    def __init__(self, native: NativeEngine, hidden: Tensor, logits: Tensor | None) -> None:
+        self.native = native
+        self.hidden = hidden
+        self.logits = logits
+
+    @functools.cached_property
+    def _causes(self) -> tuple[Cauchy, Cauchy]:
+        """U and U₀."""
+        causes: tuple[Cauchy, Cauchy] = self.native.model.abduction(self.hidden)
+        return causes
+
+    @functools.cached_property
+    def _number(self) -> Cauchy:
+        action = self.native.action
+        return action.numbers(action.exogenous(self._causes[0]))
+
+    @property
+    def loc_U(self) -> Tensor:
+        """Location of the individual."""
+        return self._causes[0].loc
+
+    @property
+    def scale_U(self) -> Tensor:
+        """Scale of the individual."""
+        return self._causes[0].scale
+
+    @property
+    def loc_U0(self) -> Tensor:
+        """Location of the common cause."""
+        return self._causes[1].loc
+
+    @property
+    def scale_U0(self) -> Tensor:
+        """Scale of the common cause."""
+        return self._causes[1].scale
+
+    @property
+    def loc_Y(self) -> Tensor:
+        """Location of the number in value space."""
+        return self._number.loc
+
+    @property
+    def scale_Y(self) -> Tensor:
+        """Scale of the number in value space."""
+        return self._number.scale
 
 
 @dataclass(frozen=True)
@@ -92,7 +129,8 @@ class NativeEngine:
 
     def token_logits(self, loc_U: Tensor) -> Tensor:
         """W loc_U + b, (..., V), float32."""
-        return self.engine.head(loc_U) + self.action.bias
+        flat = products(loc_U.reshape(-1, loc_U.shape[-1]), self.engine.weights.head, self.action.bias)
+        return flat.view(*loc_U.shape[:-1], -1)
 
     def session(
         self,
@@ -163,9 +201,9 @@ class NativeSession:
             is_number = input_ids == native.config.num_token_id
             embeddings = model.numeric_embedding(native.engine.embed(input_ids), numeric_values, is_number)
         hidden = native.engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings)[:, -1:]
-        U, U0 = model.abduction(hidden)  # (B, 1, D), (B, 1)
-        Y = model.action.numbers(model.action.exogenous(U))  # (B, 1)
-        logits = native.token_logits(U.loc) if self.output_logits else None
-        if self.hide_num and logits is not None and native.config.num_token_id == logits.shape[-1] - 1:
-            logits = logits[..., :-1]
-        return NativeOutput(U.loc, U.scale, U0.loc, U0.scale, Y.loc, Y.scale, logits)
+        logits = None
+        if self.output_logits:
+            logits = native.token_logits(model.abduction.location(hidden))
+            if self.hide_num and native.config.num_token_id == logits.shape[-1] - 1:
+                logits = logits[..., :-1]
+        return NativeOutput(native, hidden, logits)

@@ -10,6 +10,7 @@ from transformers import TextStreamer
 from causal_qwen.numbers import format_number
 
 if TYPE_CHECKING:
+    from causal_qwen.generation.decisions import Choice
     from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["NumberStreamer"]
@@ -33,8 +34,8 @@ class NumberStreamer(TextStreamer):
         super().__init__(processor.tokenizer, skip_prompt=skip_prompt, **decode_kwargs)
         self.processor = processor
 
-    def put_numbers(self, tokens: Tensor, values: Tensor, lower: Tensor, upper: Tensor) -> None:
-        """Take one token of one row with the number that it would be."""
+    def put_choice(self, tokens: Tensor, choice: Choice) -> None:
+        """Take one token of one row, with the number that was decided should it be <NUM>."""
         if tokens.item() != self.processor.num_token_id:
             self.put(tokens)
             return
@@ -42,5 +43,6 @@ class NumberStreamer(TextStreamer):
             text = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
             self.on_finalized_text(text[self.print_len :])
             self.token_cache, self.print_len = [], 0
-        spread = (upper - lower).item() / 2
-        self.on_finalized_text(format_number(values.item(), spread if spread < float("inf") else None))
+        value, lower, upper = (part.item() for part in choice.numbers)
+        spread = (upper - lower) / 2
+        self.on_finalized_text(format_number(value, spread if spread < float("inf") else None))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
-from causal_qwen.kernels.native import native_matrix, native_pair_products, runs_native
+from causal_qwen.kernels.native import native_matrix, native_token_scores, runs_native
 from causal_qwen.kernels.products import PASS_SIZES, SMALLEST_COMPILED, Matrix
 
 __all__ = ["choose_token", "token_scores"]
@@ -56,11 +56,20 @@ def token_scores(
     vocab_size = matrix.weight.shape[0]
     with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
         flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
+        few = 0 < len(flat_loc) <= PASS_SIZES[-1] and loc_U.dtype == torch.float32
+        compiling = torch.compiler.is_compiling()  # inside somebody's graph, which fuses on its own
+        if few and not compiling and runs_native(matrix.weight, matrix.scale):
+            loc_S, scale_S = native_token_scores(
+                flat_loc,
+                flat_scale,
+                native_matrix(*matrix, None if bias is None else bias.detach()),
+                balance=None if balance is None else balance.detach(),
+                loc_U0=None if loc_U0 is None else loc_U0.flatten(),
+                scale_U0=None if scale_U0 is None else scale_U0.flatten(),
+            )
+            return loc_S.view(*leading, vocab_size), scale_S.view(*leading, vocab_size)
         loc_S, scale_S = _products(flat_loc, flat_scale, matrix)
-        loc_S, scale_S = (
-            loc_S.view(*leading, vocab_size),
-            scale_S.view(*leading, vocab_size),
-        )  # (..., V)
+        loc_S, scale_S = loc_S.view(*leading, vocab_size), scale_S.view(*leading, vocab_size)  # (..., V)
         if bias is not None:
             loc_S += bias
         if loc_U0 is not None:
@@ -99,8 +108,6 @@ def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, T
         weight = matrix.dense().to(loc_U.dtype)
         return F.linear(loc_U, weight), F.linear(scale_U, weight.abs())
     few = 0 < count <= PASS_SIZES[-1] and loc_U.dtype == torch.float32
-    if few and runs_native(matrix.weight, matrix.scale):
-        return native_pair_products(loc_U, scale_U, native_matrix(*matrix))
     if not few or matrix.size < SMALLEST_COMPILED or matrix.scale is not None:
         return _block_products(loc_U, scale_U, matrix)
     padding = min(size for size in PASS_SIZES if size >= count) - count

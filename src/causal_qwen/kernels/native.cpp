@@ -45,6 +45,13 @@ struct Decoder {
   double eps;
 };
 
+// loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean + scale_U0, (B, rows) each; b is W's bias.
+struct Scores {
+  float *loc_S, *scale_S;
+  const float* balance;                  // (rows), or null
+  const float *mean, *loc_U0, *scale_U0;  // (B)
+};
+
 struct Step {
   float* x;                            // (B, H): embeddings in, features after the final norm out
   const uint8_t* valid;                // (B, capacity): 0 at padding; the new token's slot is valid
@@ -236,7 +243,7 @@ inline int64_t rows_at_a_time(Range rows, int64_t batch, int64_t most) {
 template <int C, typename Row>
 inline void row_sums(Row*, const Matrix& m, int64_t r, const Vectors& vectors, int64_t b, float (&sums)[C]) {
   // Sums side by side, because one alone would wait for its own additions.
-  constexpr int kSums = C == 1 ? 4 : C == 2 ? 2 : 1;
+  constexpr int kSums = C <= 2 ? 4 : C <= 4 ? 2 : 1;
   const int64_t columns = m.columns;
   const float* x = vectors.x + b * columns;
   const Row row(m, r);
@@ -335,12 +342,12 @@ void multiply(const Matrix& m, Range rows, const Vectors& vectors, int64_t batch
   }
 }
 
-// W loc and |W| scale of one read -----------------------------------------------------------------------------
+// loc_S and scale_S of one read of W -----------------------------------------------------------------------------
 
 template <int C, typename Row>
-void visit_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t b, float* loc_S,
-                 float* scale_S) {
-  constexpr int kSums = C == 1 ? 4 : 1;
+void visit_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t b,
+                 const Scores& scores) {
+  constexpr int kSums = C == 1 ? 4 : C == 2 ? 2 : 1;
   const int64_t columns = m.columns;
   const float *loc = locs.x + b * columns, *scale = scales.x + b * columns;
   for (int64_t r = rows.first; r < rows.last; ++r) {
@@ -363,22 +370,25 @@ void visit_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors
         loc_sum += row.one(rest) * loc[c * columns + rest];
         scale_sum += std::fabs(row.one(rest)) * scale[c * columns + rest];
       }
-      loc_S[(b + c) * m.rows + r] = loc_sum, scale_S[(b + c) * m.rows + r] = scale_sum;
+      if (m.bias) loc_sum += m.bias[r];
+      if (scores.balance) scale_sum += scores.balance[r] * scores.mean[b + c];
+      scores.loc_S[(b + c) * m.rows + r] = loc_sum + scores.loc_U0[b + c];
+      scores.scale_S[(b + c) * m.rows + r] = scale_sum + scores.scale_U0[b + c];
     }
   }
 }
 
 template <typename Row>
 void multiply_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t batch,
-                    float* loc_S, float* scale_S) {
+                    const Scores& scores) {
   const int64_t block = rows_at_a_time(rows, batch, kPairs);
   for (int64_t first = rows.first; first < rows.last; first += block) {
     const Range some(first, std::min(first + block, rows.last));
     for (int64_t b = 0; b < batch; b += kPairs) switch (batch - b) {
-        case 1: visit_pairs<1, Row>(m, some, locs, scales, b, loc_S, scale_S); break;
-        case 2: visit_pairs<2, Row>(m, some, locs, scales, b, loc_S, scale_S); break;
-        case 3: visit_pairs<3, Row>(m, some, locs, scales, b, loc_S, scale_S); break;
-        default: visit_pairs<4, Row>(m, some, locs, scales, b, loc_S, scale_S);
+        case 1: visit_pairs<1, Row>(m, some, locs, scales, b, scores); break;
+        case 2: visit_pairs<2, Row>(m, some, locs, scales, b, scores); break;
+        case 3: visit_pairs<3, Row>(m, some, locs, scales, b, scores); break;
+        default: visit_pairs<4, Row>(m, some, locs, scales, b, scores);
       }
   }
 }
@@ -584,9 +594,9 @@ void matrix_product(const Matrix* matrix, const float* x, float* y, int64_t batc
   });
 }
 
-// loc_S = W loc and scale_S = |W| scale, (batch, rows) each, for vectors (batch, columns).
-void matrix_products_of_pairs(const Matrix* matrix, const float* loc, const float* scale, float* loc_S,
-                              float* scale_S, int64_t batch, int64_t threads) {
+// The scores of all tokens, for loc_U and scale_U (batch, columns).
+void token_scores(const Matrix* matrix, const float* loc, const float* scale, const Scores* scores, int64_t batch,
+                  int64_t threads) {
   const Matrix& m = *matrix;
   Vectors locs, scales;
   locs.prepare(m, loc, batch);
@@ -594,10 +604,10 @@ void matrix_products_of_pairs(const Matrix* matrix, const float* loc, const floa
   in_parallel(threads, [&](int64_t thread, int64_t all) {
     const Range rows = Range::share(m.rows, thread, all);
     switch (m.kind) {
-      case kFloat32: return multiply_pairs<Float32Row>(m, rows, locs, scales, batch, loc_S, scale_S);
-      case kBfloat16: return multiply_pairs<Bfloat16Row>(m, rows, locs, scales, batch, loc_S, scale_S);
-      case kBytes: return multiply_pairs<IntegerRow<8>>(m, rows, locs, scales, batch, loc_S, scale_S);
-      default: return multiply_pairs<IntegerRow<4>>(m, rows, locs, scales, batch, loc_S, scale_S);
+      case kFloat32: return multiply_pairs<Float32Row>(m, rows, locs, scales, batch, *scores);
+      case kBfloat16: return multiply_pairs<Bfloat16Row>(m, rows, locs, scales, batch, *scores);
+      case kBytes: return multiply_pairs<IntegerRow<8>>(m, rows, locs, scales, batch, *scores);
+      default: return multiply_pairs<IntegerRow<4>>(m, rows, locs, scales, batch, *scores);
     }
   });
 }

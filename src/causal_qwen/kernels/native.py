@@ -31,8 +31,8 @@ __all__ = [
     "build",
     "library",
     "native_matrix",
-    "native_pair_products",
     "native_product",
+    "native_token_scores",
     "pointer",
     "runs_native",
 ]
@@ -60,6 +60,12 @@ class NativeMatrix(ctypes.Structure):
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
         ("kind", ctypes.c_int64),
+    ]
+
+
+class _Scores(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("loc_S", "scale_S", "balance", "mean", "loc_U0", "scale_U0")
     ]
 
 
@@ -111,15 +117,39 @@ def native_product(x: Tensor, matrix: NativeMatrix) -> Tensor:
     return y
 
 
-def native_pair_products(loc: Tensor, scale: Tensor, matrix: NativeMatrix) -> tuple[Tensor, Tensor]:
-    """W loc and |W| scale, (N, V) each, float32, for (N, D); `library` must have given one."""
+def native_token_scores(
+    loc_U: Tensor,
+    scale_U: Tensor,
+    matrix: NativeMatrix,
+    *,
+    balance: Tensor | None,
+    loc_U0: Tensor | None,
+    scale_U0: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """loc_S and scale_S, (N, V) each, float32; `library` must have given one.
+
+    Args:
+        loc_U: (N, D).
+        scale_U: (N, D).
+        matrix: W, with b as its bias.
+        balance: (V,), or None for 0.
+        loc_U0: (N,), or None for 0.
+        scale_U0: (N,), or None for 0.
+    """
     found = library()
     assert found is not None
-    loc, scale = loc.contiguous(), scale.contiguous()
-    sums = torch.empty(2, loc.shape[0], matrix.rows)
-    pointers = (pointer(part) for part in (loc, scale, *sums))
-    found.matrix_products_of_pairs(ctypes.byref(matrix), *pointers, loc.shape[0], torch.get_num_threads())
-    return sums[0], sums[1]
+    count = loc_U.shape[0]
+    loc_U, scale_U = loc_U.contiguous(), scale_U.contiguous()
+    S = torch.empty(2, count, matrix.rows)
+    rows = torch.zeros(3, count)
+    for row, given in zip(rows, (scale_U.mean(-1), loc_U0, scale_U0), strict=True):
+        if given is not None:
+            row.copy_(given)
+    scores = _Scores(*map(pointer, (*S, balance, *rows)))
+    threads = torch.get_num_threads()
+    pointers = (pointer(loc_U), pointer(scale_U), ctypes.byref(scores))
+    found.token_scores(ctypes.byref(matrix), *pointers, count, threads)
+    return S[0], S[1]
 
 
 def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
@@ -149,9 +179,9 @@ def _load(tell: Callable[[str], None]) -> ctypes.CDLL | None:
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.matrix_product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
-    found.matrix_products_of_pairs.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 2
+    found.token_scores.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
     found.decoder_step.argtypes = [ctypes.c_void_p] * 2
-    for function in (found.matrix_product, found.matrix_products_of_pairs, found.decoder_step):
+    for function in (found.matrix_product, found.token_scores, found.decoder_step):
         function.restype = None
     return found
 

@@ -96,16 +96,18 @@ def dense_products(x: Tensor, matrix: Matrix) -> Tensor:
     return torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0]
 
 
-def products(x: Tensor, matrix: Matrix) -> Tensor:
-    """W x, (N, V) in the dtype of ``x``, by whichever form is fast here; without gradients.
+def products(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """W x + b, (N, V) in the dtype of ``x``, by whichever form is fast here; without gradients.
 
     Args:
         x: (N, D), float32 or float64.
         matrix: W, (V, D).
+        bias: b, (V,) float32, or None for 0.
     """
     with torch.no_grad():
         x, matrix = x.detach(), matrix._replace(weight=matrix.weight.detach())
         few = 0 < x.shape[0] <= LARGEST_PASS and x.dtype == torch.float32
         if few and not torch.compiler.is_compiling() and runs_native(matrix.weight, matrix.scale):
-            return native_product(x, native_matrix(*matrix))
-        return dense_products(x, matrix)
+            return native_product(x, native_matrix(*matrix, None if bias is None else bias.detach()))
+        y = dense_products(x, matrix)
+        return y if bias is None else y.add_(bias)
