@@ -5,7 +5,7 @@ after the first token; a ratio is the median over rounds. llama.cpp takes part w
 works; it reads the embedded base in its 4 bits, and reports its own rate of generation.
 
     python benchmarks/decode.py                 # every figure, and docs/assets/decoder_cache.png with --plot
-    python benchmarks/decode.py --quick --json  # the ratios, in under four minutes
+    python benchmarks/decode.py --quick --json  # the ratios, in about two minutes
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from causal_qwen.decoder import CausalLM, Engine, from_hf
 from causal_qwen.generation import NativeEngine
 from measure import in_child, progress, seconds, show
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 MODES: dict[str, dict[str, Any]] = {
     "compatible": {"inference_mode": "compatible", "do_sample": False},
     "standard": {"inference_mode": "standard", "do_sample": False},
@@ -179,7 +179,9 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
         "float32_vs_transformers": _ratio(rates, "float32", "transformers float32"),
         "bfloat16_vs_transformers": _ratio(rates, "bfloat16", "transformers bfloat16"),
         "int8_vs_llamacpp": None if peer is None else _ratio(rates, "int8", "llama.cpp"),
+        "int4_vs_llamacpp": None if peer is None else _ratio(rates, "int4", "llama.cpp"),
         "int8_top1_agreement": agreement(engines["float32"], engines["int8"], held_out(base.tokenizer)),
+        "int4_top1_agreement": agreement(engines["float32"], engines["int4"], held_out(base.tokenizer)),
         "batch8_vs_batch1": 8 * _ratio(rates, "batch 8", "float32"),
     }
     limit = bandwidth()

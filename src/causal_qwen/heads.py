@@ -147,9 +147,20 @@ class AbductionNetwork(nn.Module):
         with _float32(z):
             loc_U = self.location(z)  # (..., D)
             pre = F.linear(z, exact(self.scale.weight), exact(self.scale.bias))  # (..., D)
-            loc_U0 = -F.linear(z, exact(self.common.weight), exact(self.common.bias)).squeeze(-1)  # (...)
-        scale_U = self.activation(pre)
-        return Cauchy(loc_U, scale_U), Cauchy(loc_U0, exact(magnitude(self.common_scale)).expand_as(loc_U0))
+            common = F.linear(z, exact(self.common.weight), exact(self.common.bias))  # (..., 1)
+        return self.causes(loc_U, pre, common)
+
+    def causes(self, loc_U: Tensor, pre: Tensor, common: Tensor) -> tuple[Cauchy, Cauchy]:
+        """U (..., D) and U₀ (...) from the three linear maps of the features: (..., D) twice and (..., 1)."""
+        loc_U0 = -common.squeeze(-1)
+        U0 = Cauchy(loc_U0, exact(magnitude(self.common_scale)).expand_as(loc_U0))
+        return Cauchy(loc_U, self.activation(pre)), U0
+
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        """The three linear maps as one: weight (2D + 1, H) and bias (2D + 1,), float32, without gradients."""
+        maps = (self.loc, self.scale, self.common)
+        weight, bias = (torch.cat([exact(getattr(m, name)) for m in maps]) for name in ("weight", "bias"))
+        return weight.detach(), bias.detach()
 
 
 class ActionNetwork(nn.Module):

@@ -236,7 +236,7 @@ class Decision:
         if not processors:
             return _linear(u, model.lm_head.weight, bias), None
         scores, logits = _linear(torch.cat([u, loc_U]), model.lm_head.weight, bias).chunk(2)
-        return scores + (processors(input_ids, logits.clone()) - logits), logits
+        return processors(input_ids, logits.clone()) - logits + scores, logits
 
     def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """ε (B, D) and ε_Y (B,) of this position, each row by its own individual."""

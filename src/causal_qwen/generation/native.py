@@ -33,19 +33,19 @@ class NativeOutput:
     Args:
         native: The engine.
         hidden: (B, 1, H) features of the last position.
-        logits: (B, 1, V) W loc_U + b; None where nobody needs them.
     """
 
-    def __init__(self, native: NativeEngine, hidden: Tensor, logits: Tensor | None) -> None:
+    def __init__(self, native: NativeEngine, hidden: Tensor) -> None:
         self.native = native
         self.hidden = hidden
-        self.logits = logits
+        self.logits: Tensor | None = None  # (B, 1, V) W loc_U + b, where somebody needs them
 
     @functools.cached_property
     def _causes(self) -> tuple[Cauchy, Cauchy]:
         """U and U₀."""
-        causes: tuple[Cauchy, Cauchy] = self.native.model.abduction(self.hidden)
-        return causes
+        size = self.native.model.abduction.loc.out_features
+        maps = self.native.abduce(self.hidden).split([size, size, 1], dim=-1)
+        return self.native.model.abduction.causes(*maps)
 
     @functools.cached_property
     def _number(self) -> Cauchy:
@@ -92,7 +92,7 @@ class NativeEngine:
     """A causal model whose backbone runs in the `Engine`; its heads are the model's own modules.
 
     Args:
-        model: In evaluation mode, on the CPU. Later changes of its backbone's weights are not seen.
+        model: In evaluation mode, on the CPU. Later changes of its weights are not seen.
         precision: Of the weights: "float32", "bfloat16", "int8" or "int4"; None takes the model's own.
         native: As for `Engine`.
         tell: As for `Engine`.
@@ -120,12 +120,17 @@ class NativeEngine:
         # What a decision asks of a model; W is the engine's, so that it is read in the engine's precision.
         self.config = model.config
         self.action = model.action
+        self._abduction, self._abduction_bias = model.abduction.stacked()
         self.value_space = model.value_space
 
     @property
     def lm_head(self) -> _VocabularyMatrix:
         """Where a decision finds W."""
         return _VocabularyMatrix(self.engine.weights.head)
+
+    def abduce(self, hidden: Tensor) -> Tensor:
+        """The linear maps of abduction side by side, (B, 1, H) → (B, 1, 2D + 1)."""
+        return products(hidden[:, 0], Matrix(self._abduction), self._abduction_bias).unsqueeze(1)
 
     def token_logits(self, loc_U: Tensor) -> Tensor:
         """W loc_U + b, (..., V), float32."""
@@ -201,9 +206,10 @@ class NativeSession:
             is_number = input_ids == native.config.num_token_id
             embeddings = model.numeric_embedding(native.engine.embed(input_ids), numeric_values, is_number)
         hidden = native.engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings)[:, -1:]
-        logits = None
+        output = NativeOutput(native, hidden)
         if self.output_logits:
-            logits = native.token_logits(model.abduction.location(hidden))
+            logits = native.token_logits(output.loc_U)
             if self.hide_num and native.config.num_token_id == logits.shape[-1] - 1:
                 logits = logits[..., :-1]
-        return NativeOutput(native, hidden, logits)
+            output.logits = logits
+        return output
