@@ -175,13 +175,14 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
         # A process of its own: its threads must not wait beside ours.
         peer = functools.partial(in_child, __file__, task)
     rates = rounds(variants, repeats, peer=peer)
+    text = held_out(base.tokenizer)[:, :512]
     figures: dict[str, Any] = {
         "float32_vs_transformers": _ratio(rates, "float32", "transformers float32"),
         "bfloat16_vs_transformers": _ratio(rates, "bfloat16", "transformers bfloat16"),
         "int8_vs_llamacpp": None if peer is None else _ratio(rates, "int8", "llama.cpp"),
         "int4_vs_llamacpp": None if peer is None else _ratio(rates, "int4", "llama.cpp"),
-        "int8_top1_agreement": agreement(engines["float32"], engines["int8"], held_out(base.tokenizer)),
-        "int4_top1_agreement": agreement(engines["float32"], engines["int4"], held_out(base.tokenizer)),
+        "int8_top1_agreement": agreement(engines["float32"], engines["int8"], text),
+        "int4_top1_agreement": agreement(engines["float32"], engines["int4"], text),
         "batch8_vs_batch1": 8 * _ratio(rates, "batch 8", "float32"),
     }
     limit = bandwidth()
@@ -252,10 +253,18 @@ def tables(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, dict[
     return rows
 
 
-@torch.no_grad()
+@torch.inference_mode()
+def stepped(engine: Engine, ids: Tensor) -> Tensor:
+    """Logits (1, T, V) of a text read token by token, as generation reads."""
+    cache = engine.new_cache(1, ids.shape[1])
+    return torch.stack(
+        [engine.head(engine.hidden(token, None, cache)[:, -1]) for token in ids.split(1, 1)], 1
+    )
+
+
 def agreement(one: Engine, other: Engine, ids: Tensor) -> float:
     """Share of positions of a text at which both engines say the same token."""
-    chosen = [engine.head(engine.hidden(ids)).argmax(-1) for engine in (one, other)]
+    chosen = [stepped(engine, ids).argmax(-1) for engine in (one, other)]
     return (chosen[0] == chosen[1]).float().mean().item()
 
 
@@ -263,7 +272,7 @@ def agreement(one: Engine, other: Engine, ids: Tensor) -> float:
 def quality(base: Any, ids: Tensor, precision: str) -> dict[str, float]:
     """Nats per token on held-out text, and top-1 agreement with float32."""
     full, engine = (Engine.from_model(base.model, precision=kind) for kind in ("float32", precision))
-    logits = engine.head(engine.hidden(ids))[0]
+    logits = stepped(engine, ids)[0]
     return {
         "nats per token": F.cross_entropy(logits[:-1], ids[0, 1:]).item(),
         "top-1 agreement": agreement(full, engine, ids),

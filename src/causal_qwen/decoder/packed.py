@@ -134,7 +134,8 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
     Args:
         config: The decoder's.
         tensors: By the names of ``model.CausalLM``.
-        precision: Of the matrices.
+        precision: Of the matrices. "int4" is of the blocks' only: rounded to 4 bits the embedded base's
+            vocabulary matrix changes one token in six, in 8 bits none.
 
     Raises:
         ValueError: If the precision is unknown.
@@ -142,9 +143,9 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; choose one of {', '.join(get_args(Precision))}")
 
-    def matrix(weight: Tensor) -> Matrix:
+    def matrix(weight: Tensor, *, vocabulary: bool = False) -> Matrix:
         if precision in BITS:
-            return quantise(weight.detach(), BITS[precision])
+            return quantise(weight.detach(), 8 if vocabulary else BITS[precision])
         return Matrix(weight.detach().to(getattr(torch, precision)), None)
 
     def vector(name: str) -> Tensor | None:
@@ -169,14 +170,14 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
             *fused(f"{prefix}.mlp", ("down_proj",)),
         )
 
-    embedding = matrix(tensors["embed_tokens.weight"])
+    embedding = matrix(tensors["embed_tokens.weight"], vocabulary=True)
     tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
     return PackedWeights(
         embedding=embedding,
         blocks=tuple(block(f"layers.{index}") for index in range(config.num_hidden_layers)),
         gain=tensors["norm.weight"].detach().float(),
         shift=vector("norm.bias"),
-        head=embedding if tied else matrix(tensors["lm_head.weight"]),
+        head=embedding if tied else matrix(tensors["lm_head.weight"], vocabulary=True),
     )
 
 
