@@ -69,7 +69,7 @@ def test_every_form_of_a_product_is_the_product(kind, shift, vocab, columns, cou
 
 
 def test_native_code_is_here_and_serves_many_vectors():
-    """Tests run where there is a compiler: without it the others would prove nothing of native.cpp."""
+    """Tests run where there is a compiler: without it the others would prove nothing of cpp/."""
     assert native.library() is not None
     weight, x = torch.randn(50, 64), torch.randn(19, 64)
     for matrix in (Matrix(weight), quantise(weight + 3), quantise(weight, 4)):
@@ -82,6 +82,30 @@ def test_what_does_not_lie_side_by_side_goes_another_way():
     torch.testing.assert_close(products(x, Matrix(weight)), x @ weight.T)
     with pytest.raises(ValueError, match="contiguous tensors on the CPU"):
         native.native_matrix(weight, None, None)
+
+
+@pytest.mark.slow
+def test_native_code_of_any_processor_and_one_thread(tmp_path, monkeypatch):
+    """Without -march=native and OpenMP the plain twins run: what an unknown processor would do."""
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(native, "FLAGS", tuple(flag for flag in native.FLAGS if flag != "-march=native"))
+    monkeypatch.setattr(native, "THREADING", (None,))
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(20, 128, generator=generator), torch.randn(3, 128, generator=generator)
+    for matrix in (Matrix(weight), Matrix(weight.bfloat16()), quantise(weight + 1), quantise(weight, 4)):
+        y = native.native_product(x, native.native_matrix(*matrix))
+        torch.testing.assert_close(y, x @ matrix.dense().T, rtol=1e-3, atol=1e-3)
+    assert list((tmp_path / "compiled").glob("native-*.so"))
+
+
+def test_what_is_no_number_stays_none():
+    x = torch.randn(2, 64)
+    x[1, 5] = float("nan")
+    for matrix in (Matrix(torch.randn(9, 64)), quantise(torch.randn(9, 64)), quantise(torch.randn(9, 64), 4)):
+        y = products(x, matrix)
+        assert y[0].isfinite().all()
+        assert y[1].isnan().all()
 
 
 def test_native_code_is_built_once_and_a_broken_compiler_leaves_nothing(tmp_path, monkeypatch):

@@ -193,6 +193,17 @@ def test_a_causal_size_of_its_own(ids, tmp_path, causal_size):
 # ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_loading_leaves_fixed_what_the_configuration_fixes(tmp_path, learned):
+    tiny_causal(learn_threshold=learned, learn_numeric_direction=learned).save_pretrained(tmp_path)
+    model, info = CausalQwen2ForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    for loaded in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert loaded.action.threshold.requires_grad == learned
+        assert loaded.numeric_embedding.direction.requires_grad == learned
+        assert loaded.action.bias.requires_grad
+
+
 @pytest.mark.parametrize("shard", ["1GB", "40KB"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_save_and_load_is_bit_exact(ids, tmp_path, shard, dtype):

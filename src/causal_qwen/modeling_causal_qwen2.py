@@ -123,6 +123,17 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         # alone.
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """As in transformers, which makes every loaded weight trainable: what the configuration holds stays
+        held.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
+        model.numeric_embedding.direction.requires_grad_(model.config.learn_numeric_direction)
+        model.action.threshold.requires_grad_(model.config.learn_threshold)
+        return loaded
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         """Fill what a checkpoint did not bring. Children come first, so a head overrides what its Linear

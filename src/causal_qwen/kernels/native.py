@@ -1,4 +1,4 @@
-"""native.cpp from Python: built at its first use, kept for later processes, absent where no compiler works.
+"""The native code of cpp/: built at its first use, kept for later processes, absent where no compiler works.
 
 The library is plain C++ without torch's headers: it is built in seconds, once per compiler and processor, in
 the library's cache directory. ``CAUSAL_QWEN_COMPILE=0`` leaves it out. This module knows neither layers nor
@@ -39,7 +39,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = Path(__file__).parent / "cpp"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 # Without OpenMP (Apple's compiler) the same code runs in one thread.
@@ -197,7 +197,8 @@ def build(tell: Callable[[str], None]) -> Path:
     compiler = next((path for path in map(shutil.which, names) if path), None)
     if compiler is None:
         raise FileNotFoundError(f"no C++ compiler among {', '.join(names)}: install one or set CXX")
-    identity = [SOURCE.read_text(encoding="utf-8"), *FLAGS, compiler, _version(compiler), _processor()]
+    sources = [file.read_text(encoding="utf-8") for file in sorted(SOURCES.iterdir())]
+    identity = [*sources, *FLAGS, compiler, _version(compiler), _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     target = cache_directory() / "compiled" / f"native-{key}.so"
     if not target.exists():
@@ -212,7 +213,8 @@ def build(tell: Callable[[str], None]) -> Path:
 
 def _compile(compiler: str, output: Path) -> None:
     for threading in THREADING:
-        command = [compiler, *FLAGS, *([threading] if threading else []), str(SOURCE), "-o", str(output)]
+        flags = FLAGS if threading is None else (*FLAGS, threading)
+        command = [compiler, *flags, str(SOURCES / "native.cpp"), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode == 0:
             return

@@ -1,0 +1,190 @@
+// The blocks of a decoder for one new token per row.
+//
+// Shapes: B rows of the batch, S visible slots, H hidden size, N query heads, K key and value heads, d head
+// width, F inner width of the MLP.
+
+#pragma once
+
+#include "matrices.h"
+
+struct Block {
+  const float *attention_gain, *attention_shift, *mlp_gain, *mlp_shift;  // a shift is a LayerNorm's, or null
+  Matrix qkv, output, gate_up, down;
+};
+
+struct Decoder {
+  const Block* blocks;
+  const float *gain, *shift;  // of the final norm
+  const float* frequencies;   // (d/2), radians per position
+  int64_t layers, hidden, heads, groups, width, inner, layernorm;
+  double eps;
+};
+
+struct Step {
+  float* x;                            // (B, H): embeddings in, features after the final norm out
+  const uint8_t* valid;                // (B, capacity): 0 at padding; the new token's slot is valid
+  float *const *keys, *const *values;  // per layer (capacity, B, K, d)
+  int64_t batch, slots, capacity, threads;  // the new token takes the last of S slots
+};
+
+// e^x to rounding: 2^n · e^r with |r| ≤ ln 2 / 2. Below −87 it is 0, above 88 it stays at e^88.
+inline Floats exponential(Floats x) {
+  const Floats capped = x > 88.0f ? Floats{} + 88.0f : x < -87.0f ? Floats{} - 87.0f : x;
+  const Words n = nearest(capped * 1.44269504f);
+  const Floats whole = __builtin_convertvector(n, Floats);
+  const Floats r = capped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
+  Floats p = Floats{} + 1.0f / 5040;
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) p = p * r + c;
+  return x < -87.0f ? Floats{} : p * (Floats)((n + 127) << 23);
+}
+
+void normalise(const Decoder& decoder, const float* x, const float* gain, const float* shift, int64_t batch,
+               float* y) {
+  const int64_t hidden = decoder.hidden;
+  for (int64_t b = 0; b < batch; ++b, x += hidden, y += hidden) {
+    float mean = 0.0f, square = 0.0f;
+    if (decoder.layernorm) {
+#pragma omp simd reduction(+ : mean)
+      for (int64_t i = 0; i < hidden; ++i) mean += x[i];
+      mean /= hidden;
+    }
+#pragma omp simd reduction(+ : square)
+    for (int64_t i = 0; i < hidden; ++i) square += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / std::sqrt(square / hidden + float(decoder.eps));
+#pragma omp simd
+    for (int64_t i = 0; i < hidden; ++i) y[i] = (x[i] - mean) * factor * gain[i];
+    if (shift)
+      for (int64_t i = 0; i < hidden; ++i) y[i] += shift[i];
+  }
+}
+
+// cos and sin of the new token's angles, (B, d/2): its position counts the real tokens before it.
+struct Angles {
+  std::vector<float> cos, sin;
+  Angles(const Decoder& decoder, const Step& step) {
+    for (int64_t b = 0; b < step.batch; ++b) {
+      const uint8_t* valid = step.valid + b * step.capacity;
+      const float position = float(std::count(valid, valid + step.slots - 1, 1));
+      for (int64_t i = 0; i < decoder.width / 2; ++i) {
+        const float angle = position * decoder.frequencies[i];
+        cos.push_back(std::cos(angle)), sin.push_back(std::sin(angle));
+      }
+    }
+  }
+};
+
+// Turn the pairs (x_i, x_{i + d/2}) by their angles.
+void rotate(float* head, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float first = head[i], second = head[i + half];
+    head[i] = first * cos[i] - second * sin[i];
+    head[i + half] = second * cos[i] + first * sin[i];
+  }
+}
+
+// Rotate queries in place, and put new keys and values at their slot.
+void place(const Decoder& decoder, const Step& step, const Angles& angles, int64_t layer, float* qkv,
+           Range share) {
+  const int64_t heads = decoder.heads, groups = decoder.groups, width = decoder.width;
+  const int64_t all = heads + 2 * groups;
+  for (int64_t task = share.first; task < share.last; ++task) {
+    const int64_t b = task / all, head = task % all;
+    float* own = qkv + task * width;
+    const int64_t angle = b * width / 2;
+    if (head < heads + groups) rotate(own, &angles.cos[angle], &angles.sin[angle], width / 2);
+    if (head < heads) continue;
+    float* cache = head < heads + groups ? step.keys[layer] : step.values[layer];
+    const int64_t group = (head - heads) % groups;
+    std::copy(own, own + width, cache + (((step.slots - 1) * step.batch + b) * groups + group) * width);
+  }
+}
+
+// softmax(q·k/√d)·v over the valid slots, of some (row, head) pairs; `scores` is scratch.
+void attend(const Decoder& decoder, const Step& step, int64_t layer, const float* qkv, Range share,
+            float* scores, float* mixed) {
+  const int64_t heads = decoder.heads, groups = decoder.groups, width = decoder.width, slots = step.slots;
+  const int64_t stride = step.batch * groups * width;
+  const float root = 1.0f / std::sqrt(float(width));
+  for (int64_t task = share.first; task < share.last; ++task) {
+    const int64_t b = task / heads, head = task % heads;
+    const float* query = qkv + (b * (heads + 2 * groups) + head) * width;
+    const int64_t offset = (b * groups + head / (heads / groups)) * width;
+    const float *keys = step.keys[layer] + offset, *values = step.values[layer] + offset;
+    const uint8_t* valid = step.valid + b * step.capacity;
+    float largest = -INFINITY;
+    for (int64_t s = 0; s < slots; ++s) {
+      scores[s] = valid[s] ? root * dot(query, keys + s * stride, width) : -INFINITY;
+      largest = std::max(largest, scores[s]);
+    }
+    // `scores` has room for whole vectors; what is behind the last slot counts for nothing.
+    for (int64_t s = slots; s % kLanes; ++s) scores[s] = -INFINITY;
+    Floats sums = {};
+    for (int64_t s = 0; s < slots; s += kLanes) {
+      const Floats weights = exponential(load<Floats>(scores + s) - largest);
+      std::memcpy(scores + s, &weights, sizeof weights);
+      sums += weights;
+    }
+    const float total = sum(sums);
+    float* own = mixed + task * width;
+    std::fill(own, own + width, 0.0f);
+    for (int64_t s = 0; s < slots; ++s) {
+      const float weight = scores[s] / total;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) own[i] += weight * values[s * stride + i];
+    }
+  }
+}
+
+// silu(gate) · up of own columns; `both` is (B, 2F).
+void activate(const float* both, int64_t inner, int64_t batch, Range share, float* active) {
+  for (int64_t b = 0; b < batch; ++b) {
+    const float *gate = both + b * 2 * inner, *up = gate + inner;
+    float* own = active + b * inner;
+    int64_t i = share.first;
+    for (; i + kLanes <= share.last; i += kLanes) {
+      const Floats g = load<Floats>(gate + i), y = g / (1.0f + exponential(-g)) * load<Floats>(up + i);
+      std::memcpy(own + i, &y, sizeof y);
+    }
+    for (; i < share.last; ++i) own[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+  }
+}
+
+// What all threads of a step share.
+struct Shared {
+  std::vector<float> qkv, mixed, both, active;
+};
+
+void run_blocks(const Decoder& decoder, const Step& step, Shared& shared, int64_t thread, int64_t threads) {
+  const int64_t batch = step.batch, hidden = decoder.hidden, inner = decoder.inner;
+  std::vector<float> normed(batch * hidden), scores(step.slots + kLanes);
+  const Angles angles(decoder, step);
+  Vectors vectors;
+  const auto mine = [&](int64_t size) { return Range::share(size, thread, threads); };
+  const Range gate = mine(inner), up(gate.first + inner, gate.last + inner);
+  for (int64_t layer = 0; layer < decoder.layers; ++layer) {
+    const Block& block = decoder.blocks[layer];
+    normalise(decoder, step.x, block.attention_gain, block.attention_shift, batch, normed.data());
+    vectors.prepare(block.qkv, normed.data(), batch);
+    const int64_t rows = block.qkv.rows;
+    multiply<false>(block.qkv, mine(rows), vectors, batch, shared.qkv.data(), rows);
+#pragma omp barrier
+    place(decoder, step, angles, layer, shared.qkv.data(), mine(batch * rows / decoder.width));
+#pragma omp barrier
+    attend(decoder, step, layer, shared.qkv.data(), mine(batch * decoder.heads), scores.data(),
+           shared.mixed.data());
+#pragma omp barrier
+    vectors.prepare(block.output, shared.mixed.data(), batch);
+    multiply<true>(block.output, mine(hidden), vectors, batch, step.x, hidden);
+#pragma omp barrier
+    normalise(decoder, step.x, block.mlp_gain, block.mlp_shift, batch, normed.data());
+    vectors.prepare(block.gate_up, normed.data(), batch);
+    for (const Range& part : {gate, up})
+      multiply<false>(block.gate_up, part, vectors, batch, shared.both.data(), 2 * inner);
+    activate(shared.both.data(), inner, batch, gate, shared.active.data());
+#pragma omp barrier
+    vectors.prepare(block.down, shared.active.data(), batch);
+    multiply<true>(block.down, mine(hidden), vectors, batch, step.x, hidden);
+#pragma omp barrier
+  }
+  if (thread == 0) normalise(decoder, step.x, decoder.gain, decoder.shift, batch, step.x);
+}

@@ -1,0 +1,64 @@
+// The functions that native.py calls: products, token scores and decoding steps, on all threads.
+//
+// Structures are filled field by field from Python; nothing here knows tensors or tokens.
+
+#include "blocks.h"
+#include "matrices.h"
+#include "scores.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace {
+
+// work(thread, threads) on every thread.
+template <typename Work>
+void in_parallel(int64_t threads, Work work) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+  work(omp_get_thread_num(), omp_get_num_threads());
+#else
+  work(0, 1);
+#endif
+}
+
+}  // namespace
+
+extern "C" {
+
+// All blocks and the final norm for one new token per row.
+void decoder_step(const Decoder* decoder, const Step* step) {
+  const int64_t batch = step->batch;
+  Shared shared;
+  shared.qkv.resize(batch * (decoder->heads + 2 * decoder->groups) * decoder->width);
+  shared.mixed.resize(batch * decoder->heads * decoder->width);
+  shared.both.resize(batch * 2 * decoder->inner);
+  shared.active.resize(batch * decoder->inner);
+  in_parallel(step->threads, [&](int64_t thread, int64_t threads) {
+    run_blocks(*decoder, *step, shared, thread, threads);
+  });
+}
+
+// y (batch, rows) = W x + b for x (batch, columns).
+void matrix_product(const Matrix* matrix, const float* x, float* y, int64_t batch, int64_t threads) {
+  Vectors vectors;
+  vectors.prepare(*matrix, x, batch);
+  in_parallel(threads, [&](int64_t thread, int64_t all) {
+    const Range rows = Range::share(matrix->rows, thread, all);
+    multiply<false>(*matrix, rows, vectors, batch, y, matrix->rows);
+  });
+}
+
+// The scores of all tokens, for loc_U and scale_U (batch, columns); b is the matrix's bias.
+void token_scores(const Matrix* matrix, const float* loc, const float* scale, const Scores* scores,
+                  int64_t batch, int64_t threads) {
+  const Matrix& m = *matrix;
+  Vectors locs, scales;
+  locs.prepare(m, loc, batch);
+  scales.prepare(m, scale, batch);
+  in_parallel(threads, [&](int64_t thread, int64_t all) {
+    score(m, Range::share(m.rows, thread, all), locs, scales, batch, *scores);
+  });
+}
+}
