@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import CompileConfig
-from transformers.generation.streamers import BaseStreamer
+from transformers import CompileConfig, StoppingCriteria
 
 import causal_qwen
 from causal_qwen import convert
@@ -47,18 +46,16 @@ MODES: dict[str, dict[str, Any]] = {
 Run = Callable[[], list[float]]
 
 
-class Clock(BaseStreamer):
-    """Notes when tokens come out of generate()."""
+class Clock(StoppingCriteria):
+    """Notes when tokens come out of generate(), and never stops it."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def put(self, value: Tensor) -> None:
-        """One more token (the first call brings the prompt)."""
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        """One more token per row."""
         self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Nothing is left to flush."""
+        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 def main() -> None:
@@ -109,13 +106,9 @@ def transformers_run(model: Any, ids: Tensor, tokens: int, **options: Any) -> li
     """generate(), eager; the embedded base never stops early."""
     model.generation_config.eos_token_id = None
     clock, start = Clock(), time.perf_counter()
-    # A streamer takes one row; a batch is timed as a whole.
-    streamer = clock if len(ids) == 1 else None
     settings = {"max_new_tokens": tokens, "pad_token_id": 0, "do_sample": False} | options
-    model.generate(ids, attention_mask=torch.ones_like(ids), streamer=streamer, **settings)
-    if streamer is None:
-        return [(time.perf_counter() - start) / tokens] * tokens
-    return _differences([start, *clock.times[1:]])
+    model.generate(ids, attention_mask=torch.ones_like(ids), stopping_criteria=[clock], **settings)
+    return _differences([start, *clock.times])
 
 
 def compiled_run(model: Any, ids: Tensor, tokens: int) -> list[float]:

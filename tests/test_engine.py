@@ -77,6 +77,14 @@ def test_native_code_is_here_and_serves_many_vectors():
         torch.testing.assert_close(y, x @ matrix.dense().T, rtol=1e-4, atol=2e-3)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_integers_widen_natively_as_in_torch(bits, monkeypatch):
+    matrix = quantise(torch.randn(37, 192) + 1, bits)
+    widened = matrix.dense()
+    monkeypatch.setenv("CAUSAL_QWEN_COMPILE", "0")
+    torch.testing.assert_close(widened, matrix.dense(), rtol=1e-6, atol=1e-6)
+
+
 def test_what_does_not_lie_side_by_side_goes_another_way():
     weight, x = torch.randn(64, 50).T, torch.randn(2, 64)
     torch.testing.assert_close(products(x, Matrix(weight)), x @ weight.T)

@@ -30,6 +30,7 @@ __all__ = [
     "NativeMatrix",
     "build",
     "library",
+    "native_dense",
     "native_matrix",
     "native_product",
     "native_token_scores",
@@ -117,6 +118,15 @@ def native_product(x: Tensor, matrix: NativeMatrix) -> Tensor:
     return y
 
 
+def native_dense(matrix: NativeMatrix) -> Tensor:
+    """W of integers in float32, (V, D); `library` must have given one."""
+    found = library()
+    assert found is not None
+    y = torch.empty(matrix.rows, matrix.columns)
+    found.matrix_widened(ctypes.byref(matrix), pointer(y), torch.get_num_threads())
+    return y
+
+
 def native_token_scores(
     loc_U: Tensor,
     scale_U: Tensor,
@@ -181,7 +191,8 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.matrix_product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
     found.token_scores.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
     found.decoder_step.argtypes = [ctypes.c_void_p] * 2
-    for function in (found.matrix_product, found.token_scores, found.decoder_step):
+    found.matrix_widened.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
+    for function in (found.matrix_product, found.matrix_widened, found.token_scores, found.decoder_step):
         function.restype = None
     return found
 

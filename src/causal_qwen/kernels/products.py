@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.native import GROUP, native_matrix, native_product, runs_native
+from causal_qwen.kernels.native import GROUP, native_dense, native_matrix, native_product, runs_native
 
 __all__ = [
     "LARGEST_PASS",
@@ -76,6 +76,8 @@ class Matrix(NamedTuple):
         """W in float32 (float64 stays), (V, D)."""
         if self.scale is None:
             return self.weight if self.weight.dtype == torch.float64 else self.weight.float()
+        if runs_native(self.weight, self.scale):
+            return native_dense(native_matrix(*self))
         places = self.weight.view(torch.int8).unflatten(-1, (-1, 8, 4))  # words of 4 bytes
         levels = places.transpose(-1, -2).flatten(2)  # (V, G, 32), or (V, G/2, 32) pairs
         if levels.shape[1] < self.scale.shape[1]:

@@ -99,6 +99,21 @@ void place(const Decoder& decoder, const Step& step, const Angles& angles, int64
   }
 }
 
+// Columns of values whose sums stay in registers.
+constexpr int64_t kWide = 8 * kLanes;
+
+// Σ weight · value / total over the slots, for 8·P columns.
+template <int P>
+void mix(const float* weights, const float* values, int64_t stride, int64_t slots, float total, float* mixed) {
+  Floats sums[P] = {};
+  for (int64_t s = 0; s < slots; ++s)
+    for (int p = 0; p < P; ++p) sums[p] += weights[s] * load<Floats>(values + s * stride + p * kLanes);
+  for (int p = 0; p < P; ++p) {
+    const Floats mean = sums[p] / total;
+    std::memcpy(mixed + p * kLanes, &mean, sizeof mean);
+  }
+}
+
 // softmax(q·k/√d)·v over the valid slots, of some (row, head) pairs; `scores` is scratch.
 void attend(const Decoder& decoder, const Step& step, int64_t layer, const float* qkv, Range share,
             float* scores, float* mixed) {
@@ -126,11 +141,13 @@ void attend(const Decoder& decoder, const Step& step, int64_t layer, const float
     }
     const float total = sum(sums);
     float* own = mixed + task * width;
-    std::fill(own, own + width, 0.0f);
-    for (int64_t s = 0; s < slots; ++s) {
-      const float weight = scores[s] / total;
-#pragma omp simd
-      for (int64_t i = 0; i < width; ++i) own[i] += weight * values[s * stride + i];
+    int64_t i = 0;
+    for (; i + kWide <= width; i += kWide) mix<kWide / kLanes>(scores, values + i, stride, slots, total, own + i);
+    for (; i + kLanes <= width; i += kLanes) mix<1>(scores, values + i, stride, slots, total, own + i);
+    for (; i < width; ++i) {
+      float rest = 0.0f;
+      for (int64_t s = 0; s < slots; ++s) rest += scores[s] * values[s * stride + i];
+      own[i] = rest / total;
     }
   }
 }

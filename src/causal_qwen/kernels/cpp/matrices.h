@@ -42,7 +42,15 @@ inline T load(const void* from) {
   return value;
 }
 
-inline float sum(Floats v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
+inline float sum(Floats v) {
+#ifdef __AVX2__
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+#endif
+}
 
 inline Words nearest(Floats v) {
   return __builtin_convertvector(v + (v < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Words);
@@ -141,6 +149,18 @@ struct IntegerRow {
   }
   float one(int64_t) const { return 0.0f; }  // groups are whole: no column is left over
 };
+
+// Rows of integers as floats, (rows, columns).
+template <int bits>
+void widen(const Matrix& m, Range rows, float* y) {
+  for (int64_t r = rows.first; r < rows.last; ++r) {
+    const IntegerRow<bits> row(m, r);
+    for (int64_t i = 0; i < m.columns; i += kLanes) {
+      const Floats values = row.at(i, int(i % kGroup / kLanes));
+      std::memcpy(y + r * m.columns + i, &values, sizeof values);
+    }
+  }
+}
 
 // What the rows of a matrix meet: vectors (B, columns) in the order and the form that its kind asks for.
 struct Vectors {

@@ -50,6 +50,14 @@ void matrix_product(const Matrix* matrix, const float* x, float* y, int64_t batc
   });
 }
 
+// y (rows, columns) = W of integers.
+void matrix_widened(const Matrix* matrix, float* y, int64_t threads) {
+  in_parallel(threads, [&](int64_t thread, int64_t all) {
+    const Range rows = Range::share(matrix->rows, thread, all);
+    matrix->kind == kBytes ? widen<8>(*matrix, rows, y) : widen<4>(*matrix, rows, y);
+  });
+}
+
 // The scores of all tokens, for loc_U and scale_U (batch, columns); b is the matrix's bias.
 void token_scores(const Matrix* matrix, const float* loc, const float* scale, const Scores* scores,
                   int64_t batch, int64_t threads) {
