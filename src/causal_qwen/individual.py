@@ -27,6 +27,7 @@ __all__ = ["Individual"]
 
 SHARED, OWN = 0, 1  # the two streams of a seed: one vector for the whole text, one per position
 SEEDS = 2**64
+AHEAD = 16  # positions whose draws are made at one time
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,8 @@ class Individual:
                 )
             return self.path[position]
         rho = persistence if self.persistence is None else self.persistence
-        own = standard_draw(_uniform(self.seed, OWN, position, size + 1), density_floor=density_floor)
+        block, row = divmod(position, AHEAD)
+        own = _own(self.seed, block, size + 1, density_floor)[row]
         return rho * _shared(self.seed, size + 1, density_floor) + (1 - rho) * own
 
     def to_json(self) -> str:
@@ -130,6 +132,14 @@ class Individual:
     def load(cls, file: str | Path) -> Individual:
         """Read what `save` wrote."""
         return cls.from_json(Path(file).read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=256)
+def _own(seed: int, block: int, size: int, density_floor: float) -> Tensor:
+    """The part of the noise that is each position's own, for `AHEAD` positions: (AHEAD, size)."""
+    positions = range(block * AHEAD, (block + 1) * AHEAD)
+    uniform = torch.stack([_uniform(seed, OWN, position, size) for position in positions])
+    return standard_draw(uniform, density_floor=density_floor)
 
 
 @functools.lru_cache(maxsize=256)

@@ -220,7 +220,7 @@ class Decision:
         if not processors:
             return model.action.standing(S), None
         logits = S.loc - U0.loc[:, None] if loc_U is None else exact(model.token_logits(loc_U))
-        adjustment = processors(input_ids, logits.clone()) - logits
+        adjustment = _processed(processors, input_ids, logits).sub_(logits)
         return model.action.standing(Cauchy(S.loc + adjustment, S.scale)), logits
 
     def _acting(
@@ -236,7 +236,7 @@ class Decision:
         if not processors:
             return _linear(u, model.lm_head.weight, bias), None
         scores, logits = _linear(torch.cat([u, loc_U]), model.lm_head.weight, bias).chunk(2)
-        return processors(input_ids, logits.clone()) - logits + scores, logits
+        return _processed(processors, input_ids, logits).sub_(logits).add_(scores), logits
 
     def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """ε (B, D) and ε_Y (B,) of this position, each row by its own individual."""
@@ -247,6 +247,16 @@ class Decision:
                 rows[id(individual)] = individual.noise(position, like.shape[-1], **settings)
         noise = torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
         return noise[:, :-1], noise[:, -1]
+
+
+def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tensor) -> Tensor:
+    """A copy of ``logits`` after all processors, called as the list calls them but without looking at their
+    signatures at every token.
+    """
+    processed = logits.clone()
+    for processor in processors:
+        processed = processor(input_ids, processed)
+    return processed
 
 
 def _linear(u: Tensor, weight: Tensor | Matrix, bias: Tensor) -> Tensor:

@@ -65,9 +65,7 @@ class NativeMatrix(ctypes.Structure):
 
 
 class _Scores(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_void_p) for name in ("loc_S", "scale_S", "balance", "mean", "loc_U0", "scale_U0")
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("loc_S", "scale_S", "balance", "loc_U0", "scale_U0")]
 
 
 def pointer(tensor: Tensor | None) -> int | None:
@@ -150,16 +148,12 @@ def native_token_scores(
     assert found is not None
     count = loc_U.shape[0]
     loc_U, scale_U = loc_U.contiguous(), scale_U.contiguous()
-    S = torch.empty(2, count, matrix.rows)
-    rows = torch.zeros(3, count)
-    for row, given in zip(rows, (scale_U.mean(-1), loc_U0, scale_U0), strict=True):
-        if given is not None:
-            row.copy_(given)
-    scores = _Scores(*map(pointer, (*S, balance, *rows)))
-    threads = torch.get_num_threads()
+    common = [None if part is None else part.float().contiguous() for part in (loc_U0, scale_U0)]
+    loc_S, scale_S = torch.empty(count, matrix.rows), torch.empty(count, matrix.rows)
+    scores = _Scores(*map(pointer, (loc_S, scale_S, balance, *common)))
     pointers = (pointer(loc_U), pointer(scale_U), ctypes.byref(scores))
-    found.token_scores(ctypes.byref(matrix), *pointers, count, threads)
-    return S[0], S[1]
+    found.token_scores(ctypes.byref(matrix), *pointers, count, torch.get_num_threads())
+    return loc_S, scale_S
 
 
 def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:

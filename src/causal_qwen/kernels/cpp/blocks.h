@@ -142,7 +142,8 @@ void attend(const Decoder& decoder, const Step& step, int64_t layer, const float
     const float total = sum(sums);
     float* own = mixed + task * width;
     int64_t i = 0;
-    for (; i + kWide <= width; i += kWide) mix<kWide / kLanes>(scores, values + i, stride, slots, total, own + i);
+    for (; i + kWide <= width; i += kWide)
+      mix<kWide / kLanes>(scores, values + i, stride, slots, total, own + i);
     for (; i + kLanes <= width; i += kLanes) mix<1>(scores, values + i, stride, slots, total, own + i);
     for (; i < width; ++i) {
       float rest = 0.0f;

@@ -224,83 +224,110 @@ inline int64_t rows_at_a_time(Range rows, int64_t batch, int64_t most) {
   return batch > most ? 8 : rows.last - rows.first;
 }
 
-// The sums of one row of floats with C vectors, which start at vector b.
-template <int C, typename Row>
-inline void row_sums(Row*, const Matrix& m, int64_t r, const Vectors& vectors, int64_t b,
-                     float (&sums)[C]) {
+// The sums of R rows of floats with C vectors, which start at vector b.
+template <int R, int C, typename Row>
+inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b,
+                     float (&sums)[R][C]) {
   // Sums side by side, because one alone would wait for its own additions.
-  constexpr int kSums = C <= 2 ? 4 : C <= 4 ? 2 : 1;
+  constexpr int kSums = R * C <= 2 ? 4 : R * C <= 4 ? 2 : 1;
   const int64_t columns = m.columns;
   const float* x = vectors.x + b * columns;
-  const Row row(m, r);
-  Floats total[C][kSums] = {};
+  Floats total[R][C][kSums] = {};
   int64_t i = 0;
   for (; i + kGroup <= columns; i += kGroup)
-    for (int part = 0; part < kParts; ++part) {
-      const Floats w = row.at(i, part);
-      for (int c = 0; c < C; ++c)
-        total[c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
+    for (int part = 0; part < kParts; ++part)
+      for (int k = 0; k < R; ++k) {
+        const Floats w = Row(m, r[k]).at(i, part);
+        for (int c = 0; c < C; ++c)
+          total[k][c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
+      }
+  for (int k = 0; k < R; ++k)
+    for (int c = 0; c < C; ++c) {
+      for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
+      sums[k][c] = sum(total[k][c][0]);
+      for (int64_t rest = i; rest < columns; ++rest)
+        sums[k][c] += Row(m, r[k]).one(rest) * x[c * columns + rest];
     }
-  for (int c = 0; c < C; ++c) {
-    for (int part = 1; part < kSums; ++part) total[c][0] += total[c][part];
-    sums[c] = sum(total[c][0]);
-    for (int64_t rest = i; rest < columns; ++rest) sums[c] += row.one(rest) * x[c * columns + rest];
-  }
 }
 
 // The same for integers: whole numbers within a group, then its two scales; a shift meets the sums of x.
-template <int C, int bits>
-inline void integer_sums(const Matrix& m, int64_t r, const Vectors& vectors, int64_t b, float (&sums)[C]) {
-  constexpr int kSums = C == 1 ? 4 : 2;
+template <int R, int C, int bits>
+inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b,
+                         float (&sums)[R][C]) {
+  constexpr int kSums = R * C == 1 ? 4 : 2;
   const int64_t groups = m.columns / kGroup;
-  const Levels<bits> row(m, r);
-  const float *scale = m.scale + r * groups, *x_scale = vectors.scales.data() + b * groups;
+  const float* x_scale = vectors.scales.data() + b * groups;
   const int16_t* x = vectors.levels.data() + b * m.columns;
-  Floats total[C][kSums] = {};
+  Floats total[R][C][kSums] = {};
   const auto meet = [&](int64_t g, int part, int half) {
-    Shorts even, odd;
-    row.lanes(g, half, even, odd);
-    for (int c = 0; c < C; ++c) {
-      const int16_t* levels = x + c * m.columns + g * kGroup;
-      const Words term = products_of_pairs(even, load<Shorts>(levels)) +
-                         products_of_pairs(odd, load<Shorts>(levels + kGroup / 2));
-      total[c][part] += __builtin_convertvector(term, Floats) * scale[g] * x_scale[c * groups + g];
+    for (int k = 0; k < R; ++k) {
+      Shorts even, odd;
+      Levels<bits>(m, r[k]).lanes(g, half, even, odd);
+      const float scale = m.scale[r[k] * groups + g];
+      for (int c = 0; c < C; ++c) {
+        const int16_t* levels = x + c * m.columns + g * kGroup;
+        const Words term = products_of_pairs(even, load<Shorts>(levels)) +
+                           products_of_pairs(odd, load<Shorts>(levels + kGroup / 2));
+        total[k][c][part] += __builtin_convertvector(term, Floats) * scale * x_scale[c * groups + g];
+      }
     }
   };
   int64_t g = 0;
   for (; g + kSums <= groups; g += kSums)
     for (int part = 0; part < kSums; ++part) meet(g + part, part, part % 2);
   for (; g < groups; ++g) meet(g, 0, g % 2);
-  for (int c = 0; c < C; ++c) {
-    for (int part = 1; part < kSums; ++part) total[c][0] += total[c][part];
-    sums[c] = sum(total[c][0]);
-    if (m.shift) sums[c] += dot(m.shift + r * groups, vectors.sums.data() + (b + c) * groups, groups);
+  for (int k = 0; k < R; ++k)
+    for (int c = 0; c < C; ++c) {
+      for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
+      sums[k][c] = sum(total[k][c][0]);
+      if (m.shift)
+        sums[k][c] += dot(m.shift + r[k] * groups, vectors.sums.data() + (b + c) * groups, groups);
+    }
+}
+
+template <int R, int C>
+inline void row_sums(IntegerRow<8>*, const Matrix& m, const int64_t (&r)[R], const Vectors& v, int64_t b,
+                     float (&sums)[R][C]) {
+  integer_sums<R, C, 8>(m, r, v, b, sums);
+}
+
+template <int R, int C>
+inline void row_sums(IntegerRow<4>*, const Matrix& m, const int64_t (&r)[R], const Vectors& v, int64_t b,
+                     float (&sums)[R][C]) {
+  integer_sums<R, C, 4>(m, r, v, b, sums);
+}
+
+// y[c · stride + row] (+)= W x + b for R rows and C vectors, which start at vector b.
+template <int R, int C, bool add, typename Row>
+inline void meet(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b, float* y,
+                 int64_t stride) {
+  float sums[R][C];
+  row_sums<R, C>(static_cast<Row*>(nullptr), m, r, vectors, b, sums);
+  for (int k = 0; k < R; ++k)
+    for (int c = 0; c < C; ++c) {
+      float& target = y[(b + c) * stride + r[k]];
+      target = (add ? target : 0.0f) + sums[k][c] + (m.bias ? m.bias[r[k]] : 0.0f);
+    }
+}
+
+// call(r) for all rows, R at a time from as many places of W: one alone does not keep the memory busy.
+template <int R, typename Many, typename One>
+inline void from_places(Range rows, Many many, One one) {
+  const int64_t each = (rows.last - rows.first) / R;
+  for (int64_t row = rows.first; row < rows.first + each; ++row) {
+    int64_t r[R];
+    for (int k = 0; k < R; ++k) r[k] = row + k * each;
+    many(r);
   }
+  for (int64_t row = rows.first + each * R; row < rows.last; ++row) one(row);
 }
 
-template <int C>
-inline void row_sums(IntegerRow<8>*, const Matrix& m, int64_t r, const Vectors& v, int64_t b,
-                     float (&sums)[C]) {
-  integer_sums<C, 8>(m, r, v, b, sums);
-}
-
-template <int C>
-inline void row_sums(IntegerRow<4>*, const Matrix& m, int64_t r, const Vectors& v, int64_t b,
-                     float (&sums)[C]) {
-  integer_sums<C, 4>(m, r, v, b, sums);
-}
-
-// y[c · stride + row] (+)= W x + b for some rows and C vectors, which start at vector b.
 template <int C, bool add, typename Row>
 void visit(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
-  for (int64_t row = rows.first; row < rows.last; ++row) {
-    float sums[C];
-    row_sums<C>(static_cast<Row*>(nullptr), m, row, vectors, b, sums);
-    for (int c = 0; c < C; ++c) {
-      float& target = y[(b + c) * stride + row];
-      target = (add ? target : 0.0f) + sums[c] + (m.bias ? m.bias[row] : 0.0f);
-    }
-  }
+  constexpr int R = C == 1 ? 4 : C <= 4 ? 2 : 1;
+  from_places<R>(
+      rows, [&](const int64_t (&r)[R]) { meet<R, C, add, Row>(m, r, vectors, b, y, stride); },
+      [&](int64_t row) { meet<1, C, add, Row>(m, {row}, vectors, b, y, stride); });
 }
 
 template <bool add, typename Row>

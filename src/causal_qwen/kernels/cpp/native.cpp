@@ -2,6 +2,8 @@
 //
 // Structures are filled field by field from Python; nothing here knows tensors or tokens.
 
+#include <numeric>
+
 #include "blocks.h"
 #include "matrices.h"
 #include "scores.h"
@@ -65,8 +67,11 @@ void token_scores(const Matrix* matrix, const float* loc, const float* scale, co
   Vectors locs, scales;
   locs.prepare(m, loc, batch);
   scales.prepare(m, scale, batch);
+  std::vector<float> means;  // of scale_U, which balance meets
+  for (int64_t b = 0; b < batch; ++b)
+    means.push_back(std::accumulate(scale + b * m.columns, scale + (b + 1) * m.columns, 0.0f) / m.columns);
   in_parallel(threads, [&](int64_t thread, int64_t all) {
-    score(m, Range::share(m.rows, thread, all), locs, scales, batch, *scores);
+    score(m, Range::share(m.rows, thread, all), locs, scales, batch, means.data(), *scores);
   });
 }
 }
