@@ -93,6 +93,10 @@ struct Float32Row {
   const float* row;
   Float32Row(const Matrix& m, int64_t r) : row(static_cast<const float*>(m.weight) + r * m.columns) {}
   Floats at(int64_t i, int part) const { return load<Floats>(row + i + part * kLanes); }
+  void prefetch(int64_t i) const {
+    __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + i + kGroup / 2, 0, 2);
+  }
   float one(int64_t i) const { return row[i]; }
 };
 
@@ -101,6 +105,7 @@ struct Float32Row {
 struct Bfloat16Row {
   const uint16_t* row;
   Bfloat16Row(const Matrix& m, int64_t r) : row(static_cast<const uint16_t*>(m.weight) + r * m.columns) {}
+  void prefetch(int64_t i) const { __builtin_prefetch(row + i, 0, 2); }
   Floats at(int64_t i, int part) const {
     const Words pairs = load<Words>(row + i + part / 2 * 2 * kLanes);
     return (Floats)(part % 2 ? pairs & ~0xffff : pairs << 16);
@@ -219,9 +224,12 @@ struct Vectors {
 // Vectors that meet a row in one visit: their sums stay in registers.
 constexpr int64_t kVectors = 8, kPairs = 4;
 
+// How many of the vectors that are left meet a row next.
+inline int64_t next_count(int64_t left, int64_t most) { return left >= most ? most : left > 4 ? 4 : left; }
+
 // All, or few enough that the next vectors of a large batch find them in the cache.
 inline int64_t rows_at_a_time(Range rows, int64_t batch, int64_t most) {
-  return batch > most ? 8 : rows.last - rows.first;
+  return next_count(batch, most) < batch ? 8 : rows.last - rows.first;
 }
 
 // The sums of R rows of floats with C vectors, which start at vector b.
@@ -234,13 +242,16 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
   const float* x = vectors.x + b * columns;
   Floats total[R][C][kSums] = {};
   int64_t i = 0;
-  for (; i + kGroup <= columns; i += kGroup)
+  for (; i + kGroup <= columns; i += kGroup) {
+    // Where there is much to compute the processor does not look far enough ahead by itself.
+    if (C > 4) Row(m, r[0] + 4).prefetch(i);
     for (int part = 0; part < kParts; ++part)
       for (int k = 0; k < R; ++k) {
         const Floats w = Row(m, r[k]).at(i, part);
         for (int c = 0; c < C; ++c)
           total[k][c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
       }
+  }
   for (int k = 0; k < R; ++k)
     for (int c = 0; c < C; ++c) {
       for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
@@ -322,12 +333,18 @@ inline void from_places(Range rows, Many many, One one) {
   for (int64_t row = rows.first + each * R; row < rows.last; ++row) one(row);
 }
 
-template <int C, bool add, typename Row>
-void visit(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
-  constexpr int R = C == 1 ? 4 : C <= 4 ? 2 : 1;
+template <int R, int C, bool add, typename Row>
+void visit_from(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
   from_places<R>(
       rows, [&](const int64_t (&r)[R]) { meet<R, C, add, Row>(m, r, vectors, b, y, stride); },
       [&](int64_t row) { meet<1, C, add, Row>(m, {row}, vectors, b, y, stride); });
+}
+
+template <int C, bool add, typename Row>
+void visit(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
+  // Many long vectors do not fit the first cache: two rows at a time load them half as often.
+  if (C > 4 && m.columns > 1024) return visit_from<2, C, add, Row>(m, rows, vectors, b, y, stride);
+  visit_from<C == 1 ? 4 : C <= 4 ? 2 : 1, C, add, Row>(m, rows, vectors, b, y, stride);
 }
 
 template <bool add, typename Row>
@@ -336,16 +353,16 @@ void multiply_rows(const Matrix& m, Range rows, const Vectors& vectors, int64_t 
   const int64_t block = rows_at_a_time(rows, batch, kVectors);
   for (int64_t first = rows.first; first < rows.last; first += block) {
     const Range some(first, std::min(first + block, rows.last));
-    for (int64_t b = 0; b < batch; b += kVectors) switch (batch - b) {
+    for (int64_t b = 0, count; b < batch; b += count) {
+      count = next_count(batch - b, kVectors);
+      switch (count) {
         case 1: visit<1, add, Row>(m, some, vectors, b, y, stride); break;
         case 2: visit<2, add, Row>(m, some, vectors, b, y, stride); break;
         case 3: visit<3, add, Row>(m, some, vectors, b, y, stride); break;
         case 4: visit<4, add, Row>(m, some, vectors, b, y, stride); break;
-        case 5: visit<5, add, Row>(m, some, vectors, b, y, stride); break;
-        case 6: visit<6, add, Row>(m, some, vectors, b, y, stride); break;
-        case 7: visit<7, add, Row>(m, some, vectors, b, y, stride); break;
         default: visit<8, add, Row>(m, some, vectors, b, y, stride);
       }
+    }
   }
 }
 
