@@ -31,6 +31,13 @@ constexpr int kLanes = 8;
 constexpr int kParts = 4;  // vectors of eight floats that are read at a time
 constexpr int64_t kGroup = kLanes * kParts;
 
+// Short loops of constant length over registers, which must not become arrays in memory.
+#ifdef __GNUC__
+#define CAUSAL_UNROLL _Pragma("GCC unroll 8")
+#else
+#define CAUSAL_UNROLL
+#endif
+
 using Floats = float __attribute__((vector_size(32)));
 using Words = int32_t __attribute__((vector_size(32)));
 using Shorts = int16_t __attribute__((vector_size(32)));
@@ -252,13 +259,16 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
           total[k][c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
       }
   }
+  CAUSAL_UNROLL
   for (int k = 0; k < R; ++k)
+    CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
       for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
       sums[k][c] = sum(total[k][c][0]);
-      for (int64_t rest = i; rest < columns; ++rest)
-        sums[k][c] += Row(m, r[k]).one(rest) * x[c * columns + rest];
     }
+  for (; i < columns; ++i)
+    for (int k = 0; k < R; ++k)
+      for (int c = 0; c < C; ++c) sums[k][c] += Row(m, r[k]).one(i) * x[c * columns + i];
 }
 
 // The same for integers: whole numbers within a group, then its two scales; a shift meets the sums of x.
@@ -287,7 +297,9 @@ inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& 
   for (; g + kSums <= groups; g += kSums)
     for (int part = 0; part < kSums; ++part) meet(g + part, part, part % 2);
   for (; g < groups; ++g) meet(g, 0, g % 2);
+  CAUSAL_UNROLL
   for (int k = 0; k < R; ++k)
+    CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
       for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
       sums[k][c] = sum(total[k][c][0]);
@@ -314,7 +326,9 @@ inline void meet(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors,
                  int64_t stride) {
   float sums[R][C];
   row_sums<R, C>(static_cast<Row*>(nullptr), m, r, vectors, b, sums);
+  CAUSAL_UNROLL
   for (int k = 0; k < R; ++k)
+    CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
       float& target = y[(b + c) * stride + r[k]];
       target = (add ? target : 0.0f) + sums[k][c] + (m.bias ? m.bias[r[k]] : 0.0f);

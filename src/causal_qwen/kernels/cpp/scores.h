@@ -29,20 +29,31 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
           scale_sums[k][c][part % kSums] += size * load<Floats>(scale + c * columns + i + part * kLanes);
         }
       }
+  float loc_S[R][C], scale_S[R][C];
+  CAUSAL_UNROLL
   for (int k = 0; k < R; ++k)
+    CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
       for (int part = 1; part < kSums; ++part)
         loc_sums[k][c][0] += loc_sums[k][c][part], scale_sums[k][c][0] += scale_sums[k][c][part];
-      float loc_sum = sum(loc_sums[k][c][0]), scale_sum = sum(scale_sums[k][c][0]);
-      for (int64_t rest = i; rest < columns; ++rest) {
-        const float w = Row(m, r[k]).one(rest);
-        loc_sum += w * loc[c * columns + rest], scale_sum += std::fabs(w) * scale[c * columns + rest];
+      loc_S[k][c] = sum(loc_sums[k][c][0]), scale_S[k][c] = sum(scale_sums[k][c][0]);
+    }
+  for (; i < columns; ++i)
+    for (int k = 0; k < R; ++k)
+      for (int c = 0; c < C; ++c) {
+        const float w = Row(m, r[k]).one(i);
+        loc_S[k][c] += w * loc[c * columns + i], scale_S[k][c] += std::fabs(w) * scale[c * columns + i];
       }
-      if (m.bias) loc_sum += m.bias[r[k]];
-      if (scores.balance) scale_sum += scores.balance[r[k]] * means[b + c];
-      if (scores.loc_U0) loc_sum += scores.loc_U0[b + c];
-      if (scores.scale_U0) scale_sum += scores.scale_U0[b + c];
-      scores.loc_S[(b + c) * m.rows + r[k]] = loc_sum, scores.scale_S[(b + c) * m.rows + r[k]] = scale_sum;
+  CAUSAL_UNROLL
+  for (int k = 0; k < R; ++k)
+    CAUSAL_UNROLL
+    for (int c = 0; c < C; ++c) {
+      const int64_t row = r[k], at = (b + c) * m.rows + row;
+      const float balance = scores.balance ? scores.balance[row] * means[b + c] : 0.0f;
+      const float loc_U0 = scores.loc_U0 ? scores.loc_U0[b + c] : 0.0f;
+      const float scale_U0 = scores.scale_U0 ? scores.scale_U0[b + c] : 0.0f;
+      scores.loc_S[at] = loc_S[k][c] + (m.bias ? m.bias[row] : 0.0f) + loc_U0;
+      scores.scale_S[at] = scale_S[k][c] + balance + scale_U0;
     }
 }
 
