@@ -213,12 +213,17 @@ def test_the_pass_over_rows_is_the_linear_law(dtype, vocab, count):
     torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bytes", "bytes with a shift", "4 bits"])
-@pytest.mark.parametrize(("columns", "count"), [(64, 1), (96, 2), (32, 3), (64, 7), (45, 1), (45, 3)])
+@pytest.mark.parametrize(
+    ("kind", "columns", "count"),
+    [
+        (kind, columns, count)
+        for kind in ("float32", "bfloat16", "bytes", "bytes with a shift", "4 bits")
+        for columns, count in ((64, 1), (96, 2), (32, 3), (64, 7), (45, 1), (45, 3))
+        if columns % {"b": 1, "f": 1, "4": 64}[kind[0]] == 0 and (columns % 32 == 0 or "by" not in kind)
+    ],
+)
 def test_the_native_pass_is_the_linear_law(kind, columns, count):
     weight = torch.randn(203, columns, generator=torch.Generator().manual_seed(0))
-    if columns % {"by": 32, "4 ": 64}.get(kind[:2], 1):
-        pytest.skip("groups are whole")
     if kind.startswith("bytes"):
         whole = (weight * 40).round().clamp(-127, 127)
         whole[:, ::32] = 127
@@ -279,7 +284,7 @@ def test_absolute_values_of_the_whole_matrix_are_never_stored(monkeypatch):
     sizes = []
     absolute = torch.abs
     monkeypatch.setattr(torch, "abs", lambda rows, **k: sizes.append(rows.shape[0]) or absolute(rows, **k))
-    token_scores(*causes(9), torch.randn(50, 24))  # more than one native pass takes
+    token_scores(*causes(49), torch.randn(50, 24))  # more than native code takes
     assert max(sizes) == 8
 
 

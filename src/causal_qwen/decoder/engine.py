@@ -20,14 +20,12 @@ from causal_qwen.decoder.model import CausalLM, check_fit, placement, rope_frequ
 from causal_qwen.decoder.packed import PackedWeights, Precision, blocks, normalise, pack
 from causal_qwen.decoder.step import NativeStep
 from causal_qwen.decoder.weights import PretrainedModel, tensors_of
+from causal_qwen.kernels.native import LARGEST_NATIVE
 from causal_qwen.kernels.products import products
 
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
-
-# Rows of a batch beyond which a library wins with its matrix products, if weights need no widening.
-LARGEST_STEP = 32
 
 
 class Engine:
@@ -106,9 +104,8 @@ class Engine:
         batch, new = input_ids.shape
         cache = self.new_cache(batch, new) if past_key_values is None else past_key_values
         x = self.embed(input_ids) if embeddings is None else embeddings.float()
-        dense = self.weights.head.scale is None and self.weights.head.weight.dtype == torch.float32
-        widest = LARGEST_STEP if dense else batch
-        if self.step is not None and new == 1 and batch <= widest and attention_mask is None:
+        few = new == 1 and batch <= LARGEST_NATIVE
+        if self.step is not None and few and attention_mask is None:
             check_fit(self.config, input_ids, attention_mask, cache)
             return self.step(x.clone(memory_format=torch.contiguous_format), cache)
         place = placement(self.config, input_ids, attention_mask, cache)

@@ -74,6 +74,7 @@ class NativeStep:
     """
 
     def __init__(self, config: DecoderConfig, weights: PackedWeights, found: ctypes.CDLL) -> None:
+        self._config = config
         self._weights = weights
         self._call = found.decoder_step
         self._blocks = (_Block * len(weights.blocks))(*map(_block, weights.blocks))
@@ -110,14 +111,24 @@ class NativeStep:
 
         Returns:
             ``x``.
+
+        Raises:
+            ValueError: If ``x`` or the cache is another model's, or not of float32.
         """
+        config, first = self._config, cache.layers[0]
+        slots = (cache.capacity, cache.batch, config.num_key_value_heads, config.head_dim)
+        if len(cache.layers) != config.num_hidden_layers:
+            raise ValueError(f"the cache has {len(cache.layers)} layers, not {config.num_hidden_layers}")
+        for part in (first.keys, first.values):
+            pointer(part, slots)
+        features = pointer(x, (cache.batch, 1, config.hidden_size))
         cache.valid[:, cache.length] = True
         cache.length += 1
         layers = cache.layers
         pointers = ctypes.c_void_p * len(layers)
         step = _Step(
-            pointer(x),
-            pointer(cache.valid),
+            features,
+            pointer(cache.valid, dtype=torch.bool),
             pointers(*(layer.keys.data_ptr() for layer in layers)),
             pointers(*(layer.values.data_ptr() for layer in layers)),
             cache.batch,

@@ -197,8 +197,8 @@ class Decision:
             S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
             logits = S.log_sf(exact(model.action.threshold))  # softmax of log P_k is P_k/ΣP
         else:
-            logits = outputs.logits[:, -1].to(dtype=torch.float32, copy=True)  # (B, V)
-        scores = processors(input_ids, logits)
+            logits = outputs.logits[:, -1].float()  # (B, V)
+        scores = _processed(processors, input_ids, logits)
         tokens = None
         if self.do_sample:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)

@@ -141,7 +141,7 @@ def decode(
             streamer.put(tokens.cpu())
         unfinished = unfinished & ~stopping_criteria(input_ids, scores)
         finished = bool(unfinished.max() == 0)
-        del outputs
+        del outputs, choice  # a choice holds the outputs that its number would come from
         if not model._has_unfinished_sequences(finished, synced_gpus, device=input_ids.device):
             break
         position += 1

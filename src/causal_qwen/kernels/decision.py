@@ -11,11 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
-from causal_qwen.kernels.native import native_matrix, native_token_scores, runs_native
-from causal_qwen.kernels.products import PASS_SIZES, SMALLEST_COMPILED, Matrix
+from causal_qwen.kernels.native import LARGEST_NATIVE, native_matrix, native_token_scores, runs_native
+from causal_qwen.kernels.products import Matrix
 
 __all__ = ["choose_token", "token_scores"]
 
+# Positions that one compiled pass over W carries; other counts are padded up to the next.
+PASS_SIZES = (1, 2, 4, 8)
+# A matrix of fewer elements is read in little time: not worth a compiler.
+SMALLEST_COMPILED = 1 << 24
 # Parts of W that one position reads side by side, in 16 and in 32 bits.
 PARTS = (2, 4)
 # Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
@@ -34,9 +38,9 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0.
 
-    Without gradients. Up to 8 positions take one pass over W, in native code or, on other devices, compiled;
-    more positions, or a machine without a compiler, go block by block. All agree with the dense formula to
-    rounding.
+    Without gradients. Up to 48 positions take one pass over W in native code, up to 8 a compiled one on other
+    devices; more positions, or a machine without a compiler, go block by block. All agree with the dense
+    formula to rounding.
 
     Args:
         loc_U: (..., D), float32 or float64.
@@ -56,14 +60,16 @@ def token_scores(
     vocab_size = matrix.weight.shape[0]
     with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
         flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
-        few = 0 < len(flat_loc) <= PASS_SIZES[-1] and loc_U.dtype == torch.float32
+        few = 0 < len(flat_loc) <= LARGEST_NATIVE and loc_U.dtype == torch.float32
         compiling = torch.compiler.is_compiling()  # inside somebody's graph, which fuses on its own
         if few and not compiling and runs_native(matrix.weight, matrix.scale):
+            # Held until the call is over.
+            b, beta = (None if part is None else part.float().contiguous() for part in (bias, balance))
             loc_S, scale_S = native_token_scores(
                 flat_loc,
                 flat_scale,
-                native_matrix(*matrix, None if bias is None else bias.detach()),
-                balance=None if balance is None else balance.detach(),
+                native_matrix(*matrix, b),
+                balance=beta,
                 loc_U0=None if loc_U0 is None else loc_U0.flatten(),
                 scale_U0=None if scale_U0 is None else scale_U0.flatten(),
             )

@@ -13,22 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.native import GROUP, native_dense, native_matrix, native_product, runs_native
+from causal_qwen.kernels.native import (
+    GROUP,
+    LARGEST_NATIVE,
+    native_dense,
+    native_matrix,
+    native_product,
+    runs_native,
+)
 
-__all__ = [
-    "LARGEST_PASS",
-    "PASS_SIZES",
-    "SMALLEST_COMPILED",
-    "Matrix",
-    "dense_products",
-    "products",
-]
+__all__ = ["Matrix", "dense_products", "products"]
 
-# Vectors that one pass over W carries; other counts are padded up to the next. Beyond, matrix products win.
-PASS_SIZES = (1, 2, 4, 8)
-LARGEST_PASS = PASS_SIZES[-1]
-# A matrix of fewer elements is read in little time: not worth a compiler.
-SMALLEST_COMPILED = 1 << 24
 # Rows of W that exist widened at one time, where a product needs them so.
 BLOCK_ROWS = 8192
 
@@ -104,12 +99,13 @@ def products(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
     Args:
         x: (N, D), float32 or float64.
         matrix: W, (V, D).
-        bias: b, (V,) float32, or None for 0.
+        bias: b, (V,), or None for 0.
     """
     with torch.no_grad():
         x, matrix = x.detach(), matrix._replace(weight=matrix.weight.detach())
-        few = 0 < x.shape[0] <= LARGEST_PASS and x.dtype == torch.float32
+        few = 0 < x.shape[0] <= LARGEST_NATIVE and x.dtype == torch.float32
         if few and not torch.compiler.is_compiling() and runs_native(matrix.weight, matrix.scale):
-            return native_product(x, native_matrix(*matrix, None if bias is None else bias.detach()))
+            b = None if bias is None else bias.float().contiguous()  # held until the call is over
+            return native_product(x, native_matrix(*matrix, b))
         y = dense_products(x, matrix)
         return y if bias is None else y.add_(bias)

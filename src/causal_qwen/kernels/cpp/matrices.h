@@ -239,6 +239,18 @@ inline int64_t rows_at_a_time(Range rows, int64_t batch, int64_t most) {
   return next_count(batch, most) < batch ? 8 : rows.last - rows.first;
 }
 
+// Σ over lanes and over sums that were kept side by side.
+template <int R, int C, int S>
+inline void add_up(Floats (&total)[R][C][S], float (&sums)[R][C]) {
+  CAUSAL_UNROLL
+  for (int k = 0; k < R; ++k)
+    CAUSAL_UNROLL
+    for (int c = 0; c < C; ++c) {
+      for (int part = 1; part < S; ++part) total[k][c][0] += total[k][c][part];
+      sums[k][c] = sum(total[k][c][0]);
+    }
+}
+
 // The sums of R rows of floats with C vectors, which start at vector b.
 template <int R, int C, typename Row>
 inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b,
@@ -259,13 +271,7 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
           total[k][c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
       }
   }
-  CAUSAL_UNROLL
-  for (int k = 0; k < R; ++k)
-    CAUSAL_UNROLL
-    for (int c = 0; c < C; ++c) {
-      for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
-      sums[k][c] = sum(total[k][c][0]);
-    }
+  add_up(total, sums);
   for (; i < columns; ++i)
     for (int k = 0; k < R; ++k)
       for (int c = 0; c < C; ++c) sums[k][c] += Row(m, r[k]).one(i) * x[c * columns + i];
@@ -297,15 +303,11 @@ inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& 
   for (; g + kSums <= groups; g += kSums)
     for (int part = 0; part < kSums; ++part) meet(g + part, part, part % 2);
   for (; g < groups; ++g) meet(g, 0, g % 2);
-  CAUSAL_UNROLL
+  add_up(total, sums);
+  if (!m.shift) return;
   for (int k = 0; k < R; ++k)
-    CAUSAL_UNROLL
-    for (int c = 0; c < C; ++c) {
-      for (int part = 1; part < kSums; ++part) total[k][c][0] += total[k][c][part];
-      sums[k][c] = sum(total[k][c][0]);
-      if (m.shift)
-        sums[k][c] += dot(m.shift + r[k] * groups, vectors.sums.data() + (b + c) * groups, groups);
-    }
+    for (int c = 0; c < C; ++c)
+      sums[k][c] += dot(m.shift + r[k] * groups, vectors.sums.data() + (b + c) * groups, groups);
 }
 
 template <int R, int C>

@@ -30,14 +30,8 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
         }
       }
   float loc_S[R][C], scale_S[R][C];
-  CAUSAL_UNROLL
-  for (int k = 0; k < R; ++k)
-    CAUSAL_UNROLL
-    for (int c = 0; c < C; ++c) {
-      for (int part = 1; part < kSums; ++part)
-        loc_sums[k][c][0] += loc_sums[k][c][part], scale_sums[k][c][0] += scale_sums[k][c][part];
-      loc_S[k][c] = sum(loc_sums[k][c][0]), scale_S[k][c] = sum(scale_sums[k][c][0]);
-    }
+  add_up(loc_sums, loc_S);
+  add_up(scale_sums, scale_S);
   for (; i < columns; ++i)
     for (int k = 0; k < R; ++k)
       for (int c = 0; c < C; ++c) {
