@@ -11,7 +11,7 @@ from causal_qwen import CausalGenerateOutput, CausalQwen2Processor, Individual, 
 from causal_qwen.cauchy import Cauchy, truncation_bound
 from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
-from causal_qwen.generation import Decision
+from causal_qwen.generation import Decision, ReadOut
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
 
 NEW = 20
@@ -125,7 +125,7 @@ def decide(model, ids, seeds, **settings):
     """One position, decided for the same state by many individuals."""
     outputs = model(ids[:1].expand(len(seeds), -1), logits_to_keep=1)
     decision = Decision(**settings, individuals=[Individual(seed) for seed in seeds])
-    return outputs, decision.choose(model, outputs, ids[:1].expand(len(seeds), -1), 0, [])
+    return outputs, decision.choose(ReadOut(model), outputs, ids[:1].expand(len(seeds), -1), 0, [])
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.2, 1.0])

@@ -235,7 +235,7 @@ class ActionNetwork(nn.Module):
             return Cauchy(U.loc, U.scale + noise)
         if epsilon is None:
             raise ValueError("do_sample=True moves the cause by epsilon; pass the draws, shaped like loc_U")
-        return Cauchy(U.loc + temperature * noise_gain * noise * epsilon, U.scale)
+        return Cauchy(torch.addcmul(U.loc, noise, epsilon, value=temperature * noise_gain), U.scale)
 
     def scores(
         self, U: Cauchy, U0: Cauchy, weight: Tensor | Matrix, rows: Tensor | slice | None = None

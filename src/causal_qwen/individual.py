@@ -86,8 +86,7 @@ class Individual:
             return self.path[position]
         rho = persistence if self.persistence is None else self.persistence
         block, row = divmod(position, AHEAD)
-        own = _own(self.seed, block, size + 1, density_floor)[row]
-        return rho * _shared(self.seed, size + 1, density_floor) + (1 - rho) * own
+        return _drawn(self.seed, rho, block, size + 1, density_floor)[row]
 
     def to_json(self) -> str:
         """A small JSON object."""
@@ -135,11 +134,12 @@ class Individual:
 
 
 @functools.lru_cache(maxsize=256)
-def _own(seed: int, block: int, size: int, density_floor: float) -> Tensor:
-    """The part of the noise that is each position's own, for `AHEAD` positions: (AHEAD, size)."""
+def _drawn(seed: int, rho: float, block: int, size: int, density_floor: float) -> Tensor:
+    """The noise of `AHEAD` positions, (AHEAD, size)."""
     positions = range(block * AHEAD, (block + 1) * AHEAD)
     uniform = torch.stack([_uniform(seed, OWN, position, size) for position in positions])
-    return standard_draw(uniform, density_floor=density_floor)
+    own = standard_draw(uniform, density_floor=density_floor)
+    return rho * _shared(seed, size, density_floor) + (1 - rho) * own
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.generation import InferenceEngine
+from causal_qwen.generation import InferenceEngine, ReadOut
 from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM
 from causal_qwen_mvp.configuration import CausalQwen2Config
 from causal_qwen_mvp.networks import AbductionNetwork, ActionNetwork, CauchyMath, OvRClassifier
@@ -162,7 +162,7 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
         engine = InferenceEngine(self, mode, **options)
         decision = replace(engine.decision, individuals=(engine.individual,) * len(input_ids))
         outputs = self(input_ids, output_logits=decision.mode == "compatible", output_scores=True)
-        choice = decision.choose(self, outputs, input_ids, 0, LogitsProcessorList())
+        choice = decision.choose(ReadOut(self), outputs, input_ids, 0, LogitsProcessorList())
         outputs.next_token_ids = choice.tokens[:, None]
         return outputs
 

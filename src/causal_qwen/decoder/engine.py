@@ -21,7 +21,7 @@ from causal_qwen.decoder.packed import PackedWeights, Precision, blocks, normali
 from causal_qwen.decoder.step import NativeStep
 from causal_qwen.decoder.weights import PretrainedModel, tensors_of
 from causal_qwen.kernels.native import LARGEST_NATIVE
-from causal_qwen.kernels.products import products
+from causal_qwen.kernels.products import Linear
 
 __all__ = ["Engine"]
 
@@ -51,6 +51,7 @@ class Engine:
         self.step = NativeStep.of(config, weights, tell or logger.info) if native else None
         # Without native code weights of fewer bits would be widened at every step: widen them once.
         self.weights = weights if self.step is not None else weights.widened()
+        self._head = Linear(self.weights.head)
 
     @classmethod
     def from_model(
@@ -119,7 +120,7 @@ class Engine:
 
     def head(self, hidden: Tensor) -> Tensor:
         """logits = W z: (..., H) → (..., V), float32."""
-        flat = products(hidden.reshape(-1, hidden.shape[-1]), self.weights.head)
+        flat = self._head(hidden.reshape(-1, hidden.shape[-1]))
         return flat.view(*hidden.shape[:-1], -1)
 
     def generate(self, input_ids: Tensor, max_new_tokens: int = 128, **options: Any) -> Generation:

@@ -6,6 +6,7 @@ from causal_qwen.generation.decisions import Choice, Decision, InferenceMode
 from causal_qwen.generation.decoding import CausalGenerateOutput, decode
 from causal_qwen.generation.engine import Inference, InferenceEngine
 from causal_qwen.generation.native import NativeEngine
+from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.streaming import NumberStreamer
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "InferenceMode",
     "NativeEngine",
     "NumberStreamer",
+    "ReadOut",
     "abduct",
     "counterfactual",
     "decode",

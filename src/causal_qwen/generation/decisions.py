@@ -10,20 +10,17 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
+from causal_qwen.generation.readout import ReadOut
 from causal_qwen.heads import exact
 from causal_qwen.individual import Individual
 from causal_qwen.intervals import interval
-from causal_qwen.kernels.products import Matrix, products
-
-if TYPE_CHECKING:
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Choice", "Decision", "InferenceMode"]
 
@@ -110,7 +107,7 @@ class Decision:
 
     def choose(
         self,
-        model: CausalQwen2ForCausalLM,
+        heads: ReadOut,
         outputs: Any,
         input_ids: Tensor,
         position: int,
@@ -119,28 +116,23 @@ class Decision:
         """Decide one position for every row.
 
         Args:
-            model: Whose action network acts.
-            outputs: The `CausalLMOutput` of the forward pass; its last position counts.
+            heads: Of the model whose output it is.
+            outputs: Of the forward pass; the last position counts.
             input_ids: (B, T) the text so far, for the processors.
             position: Index of the token to decide, counted from the first generated one.
             processors: Run on the logits. What they set to −inf is not allowed, what they add is added to the
                 scores.
         """
-        last = (slice(None), -1)
-
-        def law() -> Cauchy:  # (B,), of the widened cause
-            return Cauchy(outputs.loc_Y[last], outputs.scale_Y[last])
-
+        law = functools.partial(heads.number, outputs)  # of the widened cause
         if self.mode == "compatible":
-            return self._by_softmax(model, outputs, input_ids, processors, law)
-        U = Cauchy(outputs.loc_U[last], outputs.scale_U[last])  # (B, D)
-        U0 = Cauchy(outputs.loc_U0[last], outputs.scale_U0[last])  # (B,)
-        action = model.action
+            return self._by_softmax(heads, outputs, input_ids, processors, law)
+        U, U0 = heads.causes(outputs)  # (B, D), (B,)
+        action = heads.action
         if self.mode == "standard" and not self.do_sample:
             widened = action.exogenous(U, temperature=self.temperature)
-            scores, logits = self._standing(model, widened, None, U0, input_ids, processors)
+            scores, logits = self._standing(heads, widened, None, U0, input_ids, processors)
             return self._choice(
-                model, scores, logits, law if self.temperature else lambda: action.numbers(widened)
+                heads, scores, logits, law if self.temperature else lambda: action.numbers(widened)
             )
         epsilon, epsilon_Y = self._noise(U.loc, position)  # (B, D), (B,)
         if self.mode == "standard":
@@ -148,21 +140,23 @@ class Decision:
                 action.exogenous, U, do_sample=True, temperature=self.temperature, epsilon=epsilon
             )
             moved = move(noise_gain=self.noise_gain)
-            scores, logits = self._standing(model, moved, U.loc, U0, input_ids, processors)
+            scores, logits = self._standing(heads, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
-            return self._choice(model, scores, logits, lambda: action.numbers(move()))
-        noise = self.temperature * (U.scale + exact(magnitude(action.b_noise))) * epsilon  # (B, D)
-        scores, logits = self._acting(model, U.loc + self.noise_gain * noise, U.loc, input_ids, processors)
+            return self._choice(heads, scores, logits, lambda: action.numbers(move()))
+        reach = U.scale + heads.noise  # (B, D)
+        u = torch.addcmul(U.loc, reach, epsilon, value=self.temperature * self.noise_gain)  # (B, D)
+        scores, logits = self._acting(heads, u, U.loc, input_ids, processors)
 
         def drawn() -> Tensor:
+            own = torch.addcmul(U.loc, reach, epsilon, value=self.temperature)
             read_out = self.temperature * exact(magnitude(action.number_noise)) * epsilon_Y
-            return action.numbers(Cauchy(U.loc + noise, U.scale)).loc + read_out
+            return action.numbers(Cauchy(own, U.scale)).loc + read_out
 
-        return self._choice(model, scores, logits, law, drawn=drawn)
+        return self._choice(heads, scores, logits, law, drawn=drawn)
 
     def _choice(
         self,
-        model: CausalQwen2ForCausalLM,
+        heads: ReadOut,
         scores: Tensor,
         logits: Tensor | None,
         law: Callable[[], Cauchy],
@@ -174,9 +168,9 @@ class Decision:
 
         @torch.no_grad()
         def number() -> tuple[Tensor, Tensor, Tensor]:
-            Y, decode = law(), model.value_space.decode
+            Y, decode = law(), heads.model.value_space.decode
             calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
-            residuals = model.config.conformal_scores if calibrated and not self.raw_intervals else None
+            residuals = heads.model.config.conformal_scores if calibrated and not self.raw_intervals else None
             lower, upper = interval(Y, self.level, residuals)
             return decode(Y.loc if drawn is None else drawn()), decode(lower), decode(upper)
 
@@ -184,7 +178,7 @@ class Decision:
 
     def _by_softmax(
         self,
-        model: CausalQwen2ForCausalLM,
+        heads: ReadOut,
         outputs: Any,
         input_ids: Tensor,
         processors: LogitsProcessorList,
@@ -192,21 +186,20 @@ class Decision:
     ) -> Choice:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
         if self.ovr:
-            U = Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1])  # (B, D)
-            U0 = Cauchy(outputs.loc_U0[:, -1], outputs.scale_U0[:, -1])  # (B,)
-            S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
-            logits = S.log_sf(exact(model.action.threshold))  # softmax of log P_k is P_k/ΣP
+            U, U0 = heads.causes(outputs)  # (B, D), (B,)
+            S = heads.scores(heads.action.exogenous(U), U0)
+            logits = S.log_sf(exact(heads.action.threshold))  # softmax of log P_k is P_k/ΣP
         else:
             logits = outputs.logits[:, -1].float()  # (B, V)
         scores = _processed(processors, input_ids, logits)
         tokens = None
         if self.do_sample:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
-        return self._choice(model, scores, logits, law, tokens=tokens)
+        return self._choice(heads, scores, logits, law, tokens=tokens)
 
     def _standing(
         self,
-        model: CausalQwen2ForCausalLM,
+        heads: ReadOut,
         U: Cauchy,
         loc_U: Tensor | None,
         U0: Cauchy,
@@ -216,26 +209,25 @@ class Decision:
         """(loc_S + adjustment − C)/scale_S over all tokens; ``loc_U`` is where the logits are, if not at
         U's location.
         """
-        S = model.action.scores(U, U0, model.lm_head.weight)  # (B, V)
         if not processors:
-            return model.action.standing(S), None
-        logits = S.loc - U0.loc[:, None] if loc_U is None else exact(model.token_logits(loc_U))
+            return heads.standing(U, U0), None
+        S = heads.scores(U, U0)  # (B, V)
+        logits = S.loc - U0.loc[:, None] if loc_U is None else heads.logits(loc_U)
         adjustment = _processed(processors, input_ids, logits).sub_(logits)
-        return model.action.standing(Cauchy(S.loc + adjustment, S.scale)), logits
+        return heads.action.standing(Cauchy(S.loc.add_(adjustment), S.scale)), logits
 
     def _acting(
         self,
-        model: CausalQwen2ForCausalLM,
+        heads: ReadOut,
         u: Tensor,
         loc_U: Tensor,
         input_ids: Tensor,
         processors: LogitsProcessorList,
     ) -> tuple[Tensor, Tensor | None]:
         """W u + b + adjustment for concrete causes u; the logits come from the same read of W."""
-        bias = exact(model.action.bias)
         if not processors:
-            return _linear(u, model.lm_head.weight, bias), None
-        scores, logits = _linear(torch.cat([u, loc_U]), model.lm_head.weight, bias).chunk(2)
+            return heads.act(u), None
+        scores, logits = heads.act(torch.cat([u, loc_U])).chunk(2)
         return _processed(processors, input_ids, logits).sub_(logits).add_(scores), logits
 
     def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
@@ -257,8 +249,3 @@ def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tenso
     for processor in processors:
         processed = processor(input_ids, processed)
     return processed
-
-
-def _linear(u: Tensor, weight: Tensor | Matrix, bias: Tensor) -> Tensor:
-    """W u + b in float32 without a float32 copy of W."""
-    return products(u, weight if isinstance(weight, Matrix) else Matrix(weight), bias)

@@ -18,6 +18,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from causal_qwen.generation.decisions import Choice, Decision
 from causal_qwen.generation.native import NativeEngine, NativeSession
+from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.streaming import NumberStreamer
 from causal_qwen.individual import Individual
 
@@ -59,12 +60,11 @@ class _Numbers:
         """Add one column; ``length`` is the length of the text before it."""
         if self.num_token_id is None:
             return
-        is_num = tokens == self.num_token_id
         if self.table is None:
-            if not is_num.any():
+            if self.num_token_id not in tokens.tolist():
                 return
             self.table = choice.values.new_zeros(3, len(tokens), length)
-        column = torch.where(is_num, torch.stack(choice.numbers), 0.0)
+        column = torch.where(tokens == self.num_token_id, torch.stack(choice.numbers), 0.0)
         self.table = torch.cat([self.table.to(column), column[..., None]], dim=-1)
 
     @property
@@ -101,14 +101,13 @@ def decode(
     if not torch.any(input_ids == (-1 if model.config.num_token_id is None else model.config.num_token_id)):
         given = model_kwargs["numeric_values"] = None  # no number in the prompt: nothing to carry
     numbers = _Numbers(given, model.config.num_token_id)
-    unfinished = torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
-    finished = False
+    unfinished = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
     compiled = model._valid_auto_compile_criteria(model_kwargs, config)
     forward = model.get_compiled_call(config.compile_config) if compiled else model.__call__
 
     model_kwargs["output_logits"] = decision.mode == "compatible" and not decision.ovr
 
-    heads: Any = model if engine is None else engine
+    heads = ReadOut(model) if engine is None else engine.heads
     session = None if engine is None else _session(engine, input_ids, config, model_kwargs)
     position = 0
     if session is None:
@@ -121,12 +120,12 @@ def decode(
         choice = decision.choose(heads, outputs, input_ids, position, logits_processor)
         tokens = choice.tokens
         if pads:
-            tokens = tokens * unfinished + config._pad_token_tensor.to(tokens.device) * (1 - unfinished)
+            tokens = torch.where(unfinished, tokens, config._pad_token_tensor.to(tokens.device))
         if scores is not None:
             scores += (choice.scores,)
         if raw_logits is not None:
             raw_logits += (
-                choice.logits if choice.logits is not None else heads.token_logits(outputs.loc_U[:, -1]),
+                choice.logits if choice.logits is not None else heads.logits(heads.causes(outputs)[0].loc),
             )
         if hidden_states is not None:
             hidden_states += (outputs.hidden_states,)
@@ -139,8 +138,8 @@ def decode(
             streamer.put_choice(tokens.cpu(), choice)
         elif streamer is not None:
             streamer.put(tokens.cpu())
-        unfinished = unfinished & ~stopping_criteria(input_ids, scores)
-        finished = bool(unfinished.max() == 0)
+        unfinished &= ~stopping_criteria(input_ids, scores)
+        finished = not unfinished.any()
         del outputs, choice  # a choice holds the outputs that its number would come from
         if not model._has_unfinished_sequences(finished, synced_gpus, device=input_ids.device):
             break

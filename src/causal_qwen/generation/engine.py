@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.generation.decisions import Choice, Decision, InferenceMode
+from causal_qwen.generation.readout import ReadOut
 from causal_qwen.individual import Individual
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class InferenceEngine:
             max_new_tokens: How many tokens to decide.
             **inputs: ``attention_mask`` (padding on the left) and ``numeric_values``.
         """
-        model, rows = self.model, len(input_ids)
+        model, heads, rows = self.model, ReadOut(self.model), len(input_ids)
         decision = replace(self.decision, individuals=(self.individual,) * rows)
         mask = inputs.get("attention_mask", torch.ones_like(input_ids))
         values = inputs.get("numeric_values")
@@ -101,7 +102,7 @@ class InferenceEngine:
                 output_logits=decision.mode == "compatible",
             )
             past = outputs.past_key_values
-            choice = decision.choose(model, outputs, input_ids, position, LogitsProcessorList())
+            choice = decision.choose(heads, outputs, input_ids, position, LogitsProcessorList())
             yield Inference(
                 Cauchy(outputs.loc_U[:, -1], outputs.scale_U[:, -1]),
                 Cauchy(outputs.loc_U0[:, -1], outputs.scale_U0[:, -1]),

@@ -6,7 +6,6 @@ stay the same; only the forward pass is another. This module does not know how a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,10 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
+from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.decoder.packed import Precision
-from causal_qwen.kernels.products import Matrix, products
+from causal_qwen.generation.readout import ReadOut
+from causal_qwen.heads import EXPONENT_BOUND, exact
+from causal_qwen.kernels.native import NativeAbduction, runs_native
+from causal_qwen.kernels.products import Matrix
 
 if TYPE_CHECKING:
     from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
@@ -25,67 +27,45 @@ if TYPE_CHECKING:
 __all__ = ["NativeEngine", "NativeOutput", "NativeSession"]
 
 
+@dataclass(frozen=True)
 class NativeOutput:
-    """The laws of the last position under the names of the model's own output, (B, 1, D) and (B, 1).
-
-    They are computed when somebody asks: no decision needs them all.
+    """What a forward pass leaves: causes and numbers are computed when a decision asks for them.
 
     Args:
-        native: The engine.
-        hidden: (B, 1, H) features of the last position.
+        hidden: (B, H) features of the last position.
+        logits: (B, 1, V) W loc_U + b, where somebody needs them.
     """
 
-    def __init__(self, native: NativeEngine, hidden: Tensor) -> None:
-        self.native = native
-        self.hidden = hidden
-        self.logits: Tensor | None = None  # (B, 1, V) W loc_U + b, where somebody needs them
-
-    @functools.cached_property
-    def _causes(self) -> tuple[Cauchy, Cauchy]:
-        """U and U₀."""
-        size = self.native.model.abduction.loc.out_features
-        maps = self.native.abduce(self.hidden).split([size, size, 1], dim=-1)
-        return self.native.model.abduction.causes(*maps)
-
-    @functools.cached_property
-    def _number(self) -> Cauchy:
-        action = self.native.action
-        return action.numbers(action.exogenous(self._causes[0]))
-
-    @property
-    def loc_U(self) -> Tensor:
-        """Location of the individual."""
-        return self._causes[0].loc
-
-    @property
-    def scale_U(self) -> Tensor:
-        """Scale of the individual."""
-        return self._causes[0].scale
-
-    @property
-    def loc_U0(self) -> Tensor:
-        """Location of the common cause."""
-        return self._causes[1].loc
-
-    @property
-    def scale_U0(self) -> Tensor:
-        """Scale of the common cause."""
-        return self._causes[1].scale
-
-    @property
-    def loc_Y(self) -> Tensor:
-        """Location of the number in value space."""
-        return self._number.loc
-
-    @property
-    def scale_Y(self) -> Tensor:
-        """Scale of the number in value space."""
-        return self._number.scale
+    hidden: Tensor
+    logits: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class _VocabularyMatrix:
-    weight: Matrix
+class _NativeReadOut(ReadOut):
+    """The heads over the engine's features, with W in its precision."""
+
+    def __init__(self, model: CausalQwen2ForCausalLM, weight: Matrix) -> None:
+        super().__init__(model, weight)
+        self._abduction = abduction = model.abduction
+        self._scale_U0 = exact(magnitude(abduction.common_scale)).detach()
+        maps, bias = abduction.stacked()
+        self._native = None
+        if runs_native(maps, None):
+            self._native = NativeAbduction(maps, bias, abduction.scale_activation, EXPONENT_BOUND)
+
+    def causes(self, outputs: NativeOutput) -> tuple[Cauchy, Cauchy]:
+        """U (B, D) and U₀ (B,)."""
+        if self._native is None:
+            return self._abduction.forward(outputs.hidden)
+        loc_U, scale_U, loc_U0 = self._native(outputs.hidden)
+        return Cauchy(loc_U, scale_U), Cauchy(loc_U0, self._scale_U0.expand_as(loc_U0))
+
+    def number(self, outputs: NativeOutput) -> Cauchy:
+        """Y (B,) of the widened cause, in value space."""
+        return self.action.numbers(self.action.exogenous(self.causes(outputs)[0]))
+
+    def logits(self, loc_U: Tensor) -> Tensor:
+        """W loc_U + b, (B, V), float32."""
+        return self.act(loc_U)
 
 
 class NativeEngine:
@@ -117,25 +97,7 @@ class NativeEngine:
             precision = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         self.model = model
         self.engine = Engine.from_model(model, precision=precision, native=native, tell=tell)
-        # What a decision asks of a model; W is the engine's, so that it is read in the engine's precision.
-        self.config = model.config
-        self.action = model.action
-        self._abduction, self._abduction_bias = model.abduction.stacked()
-        self.value_space = model.value_space
-
-    @property
-    def lm_head(self) -> _VocabularyMatrix:
-        """Where a decision finds W."""
-        return _VocabularyMatrix(self.engine.weights.head)
-
-    def abduce(self, hidden: Tensor) -> Tensor:
-        """The linear maps of abduction side by side, (B, 1, H) → (B, 1, 2D + 1)."""
-        return products(hidden[:, 0], Matrix(self._abduction), self._abduction_bias).unsqueeze(1)
-
-    def token_logits(self, loc_U: Tensor) -> Tensor:
-        """W loc_U + b, (..., V), float32."""
-        flat = products(loc_U.reshape(-1, loc_U.shape[-1]), self.engine.weights.head, self.action.bias)
-        return flat.view(*loc_U.shape[:-1], -1)
+        self.heads: ReadOut = _NativeReadOut(model, self.engine.weights.head)
 
     def session(
         self,
@@ -185,7 +147,7 @@ class NativeSession:
         self.output_logits = output_logits
         self.hide_num = hide_num
         rows, length = input_ids.shape
-        context = native.config.max_position_embeddings
+        context = native.model.config.max_position_embeddings
         self.cache = native.engine.new_cache(rows, min(max(max_length - 1, length), max(context, length)))
 
     def prefill(self, numeric_values: Tensor | None) -> NativeOutput:
@@ -200,16 +162,17 @@ class NativeSession:
     def _forward(
         self, input_ids: Tensor, attention_mask: Tensor | None, numeric_values: Tensor | None
     ) -> NativeOutput:
-        native, model = self.native, self.native.model
+        engine, model = self.native.engine, self.native.model
         embeddings = None
         if numeric_values is not None:
-            is_number = input_ids == native.config.num_token_id
-            embeddings = model.numeric_embedding(native.engine.embed(input_ids), numeric_values, is_number)
-        hidden = native.engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings)[:, -1:]
-        output = NativeOutput(native, hidden)
-        if self.output_logits:
-            logits = native.token_logits(output.loc_U)
-            if self.hide_num and native.config.num_token_id == logits.shape[-1] - 1:
-                logits = logits[..., :-1]
-            output.logits = logits
-        return output
+            is_number = input_ids == model.config.num_token_id
+            embeddings = model.numeric_embedding(engine.embed(input_ids), numeric_values, is_number)
+        hidden = engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings)[:, -1]
+        output = NativeOutput(hidden)
+        if not self.output_logits:
+            return output
+        heads = self.native.heads
+        logits = heads.logits(heads.causes(output)[0].loc)
+        if self.hide_num and model.config.num_token_id == logits.shape[-1] - 1:
+            logits = logits[:, :-1]
+        return NativeOutput(hidden, logits.unsqueeze(1))

@@ -6,15 +6,17 @@ pass serves both, and |W| is never stored. This module does not know sampling, p
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
-from causal_qwen.kernels.native import LARGEST_NATIVE, native_matrix, native_token_scores, runs_native
+from causal_qwen.kernels.native import LARGEST_NATIVE, NativeScorer, native_matrix, runs_native
 from causal_qwen.kernels.products import Matrix
 
-__all__ = ["choose_token", "token_scores"]
+__all__ = ["TokenScorer", "choose_token", "token_scores"]
 
 # Positions that one compiled pass over W carries; other counts are padded up to the next.
 PASS_SIZES = (1, 2, 4, 8)
@@ -24,6 +26,99 @@ SMALLEST_COMPILED = 1 << 24
 PARTS = (2, 4)
 # Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
 BLOCK_ROWS = 1024
+
+
+class TokenScorer:
+    """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0, of a W that
+    stays.
+
+    Without gradients. Up to 48 positions take one pass over W in native code, up to 8 a compiled one on other
+    devices; more positions, or a machine without a compiler, go block by block. All agree with the dense
+    formula to rounding.
+
+    Args:
+        weight: (V, D) W, any float dtype, or integers with their scales.
+        bias: (V,) b, or None for 0.
+        balance: (V,) ≥ 0, or None for 0.
+        threshold: (V,) C, or None for 0.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | Matrix,
+        *,
+        bias: Tensor | None = None,
+        balance: Tensor | None = None,
+        threshold: Tensor | None = None,
+    ) -> None:
+        matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
+        self.matrix = matrix._replace(weight=matrix.weight.detach())
+        self.bias, self.balance, self.threshold = (
+            None if part is None else part.detach() for part in (bias, balance, threshold)
+        )
+
+    @functools.cached_property
+    def _native(self) -> NativeScorer | None:
+        if not runs_native(self.matrix.weight, self.matrix.scale):
+            return None
+        vectors = (self.bias, self.balance, self.threshold)
+        bias, *others = (None if part is None else part.float().contiguous() for part in vectors)
+        self._native_bias = bias  # held for it
+        return NativeScorer(native_matrix(*self.matrix, bias), *others)
+
+    def _few(self, loc_U: Tensor) -> NativeScorer | None:
+        """Native code, where it takes these positions; a graph that somebody compiles fuses on its own."""
+        count = loc_U.numel() // loc_U.shape[-1]
+        few = 0 < count <= LARGEST_NATIVE and loc_U.dtype == torch.float32
+        return self._native if few and not torch.compiler.is_compiling() else None
+
+    def scores(
+        self,
+        loc_U: Tensor,
+        scale_U: Tensor,
+        loc_U0: Tensor | None = None,
+        scale_U0: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """loc_S and scale_S.
+
+        Args:
+            loc_U: (..., D), float32 or float64.
+            scale_U: (..., D), > 0.
+            loc_U0: (...), or None for 0.
+            scale_U0: (...), or None for 0.
+
+        Returns:
+            (..., V) each, in the dtype of ``loc_U``.
+        """
+        if (native := self._few(loc_U)) is not None:
+            loc_S, scale_S = native.scores(*_flat(loc_U, scale_U, loc_U0, scale_U0))
+            return loc_S.view(*loc_U.shape[:-1], -1), scale_S.view(*loc_U.shape[:-1], -1)
+        with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
+            flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
+            shape = (*loc_U.shape[:-1], self.matrix.weight.shape[0])
+            loc_S, scale_S = (S.view(shape) for S in _products(flat_loc, flat_scale, self.matrix))
+            if self.bias is not None:
+                loc_S += self.bias
+            if loc_U0 is not None:
+                loc_S += loc_U0.unsqueeze(-1)
+            if self.balance is not None:
+                scale_S += self.balance * scale_U.mean(-1, keepdim=True)
+            if scale_U0 is not None:
+                scale_S += scale_U0.unsqueeze(-1)
+        return loc_S, scale_S
+
+    def standing(
+        self,
+        loc_U: Tensor,
+        scale_U: Tensor,
+        loc_U0: Tensor | None = None,
+        scale_U0: Tensor | None = None,
+    ) -> Tensor:
+        """(loc_S − C)/scale_S, (..., V), ordered as P(S > C); arguments as for `scores`."""
+        if (native := self._few(loc_U)) is not None:
+            return native.standing(*_flat(loc_U, scale_U, loc_U0, scale_U0)).view(*loc_U.shape[:-1], -1)
+        loc_S, scale_S = self.scores(loc_U, scale_U, loc_U0, scale_U0)
+        return (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
 
 
 def token_scores(
@@ -36,55 +131,8 @@ def token_scores(
     loc_U0: Tensor | None = None,
     scale_U0: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0.
-
-    Without gradients. Up to 48 positions take one pass over W in native code, up to 8 a compiled one on other
-    devices; more positions, or a machine without a compiler, go block by block. All agree with the dense
-    formula to rounding.
-
-    Args:
-        loc_U: (..., D), float32 or float64.
-        scale_U: (..., D), > 0.
-        weight: (V, D) W, any float dtype, or integers with their scales.
-        bias: (V,) b, or None for 0.
-        balance: (V,) ≥ 0, or None for 0.
-        loc_U0: (...), or None for 0.
-        scale_U0: (...), or None for 0.
-
-    Returns:
-        loc_S and scale_S, (..., V), in the dtype of ``loc_U``.
-    """
-    leading = loc_U.shape[:-1]
-    matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
-    matrix = matrix._replace(weight=matrix.weight.detach())
-    vocab_size = matrix.weight.shape[0]
-    with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
-        flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
-        few = 0 < len(flat_loc) <= LARGEST_NATIVE and loc_U.dtype == torch.float32
-        compiling = torch.compiler.is_compiling()  # inside somebody's graph, which fuses on its own
-        if few and not compiling and runs_native(matrix.weight, matrix.scale):
-            # Held until the call is over.
-            b, beta = (None if part is None else part.float().contiguous() for part in (bias, balance))
-            loc_S, scale_S = native_token_scores(
-                flat_loc,
-                flat_scale,
-                native_matrix(*matrix, b),
-                balance=beta,
-                loc_U0=None if loc_U0 is None else loc_U0.flatten(),
-                scale_U0=None if scale_U0 is None else scale_U0.flatten(),
-            )
-            return loc_S.view(*leading, vocab_size), scale_S.view(*leading, vocab_size)
-        loc_S, scale_S = _products(flat_loc, flat_scale, matrix)
-        loc_S, scale_S = loc_S.view(*leading, vocab_size), scale_S.view(*leading, vocab_size)  # (..., V)
-        if bias is not None:
-            loc_S += bias
-        if loc_U0 is not None:
-            loc_S += loc_U0.unsqueeze(-1)
-        if balance is not None:
-            scale_S += balance * scale_U.mean(-1, keepdim=True)
-        if scale_U0 is not None:
-            scale_S += scale_U0.unsqueeze(-1)
-    return loc_S, scale_S
+    """`TokenScorer.scores` of a W that is met once."""
+    return TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
 
 
 def choose_token(
@@ -105,6 +153,15 @@ def choose_token(
     if adjustment is not None:
         distance = distance + adjustment
     return (distance / scale_S).argmax(-1)
+
+
+def _flat(
+    loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(N, D) twice and (N,) twice."""
+    size = loc_U.shape[-1]
+    loc_0, scale_0 = (None if part is None else part.reshape(-1) for part in (loc_U0, scale_U0))
+    return loc_U.reshape(-1, size), scale_U.reshape(-1, size), loc_0, scale_0
 
 
 def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:

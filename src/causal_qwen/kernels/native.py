@@ -29,13 +29,14 @@ from causal_qwen.kernels.compiled import compilation_enabled
 __all__ = [
     "GROUP",
     "LARGEST_NATIVE",
+    "NativeAbduction",
     "NativeMatrix",
+    "NativeScorer",
     "build",
     "library",
     "native_dense",
     "native_matrix",
     "native_product",
-    "native_token_scores",
     "pointer",
     "runs_native",
 ]
@@ -49,6 +50,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-er
 THREADING = ("-fopenmp", None)
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 INTEGER_KINDS = {8: 2, 4: 3}  # by bits
+ACTIVATIONS = ("exp", "softplus", "abs")
 GROUP = 32  # columns of integers that share a scale
 # Vectors beyond which matrix products may win: at 48 native code still takes two thirds of their time.
 LARGEST_NATIVE = 48
@@ -69,7 +71,14 @@ class NativeMatrix(ctypes.Structure):
 
 
 class _Scores(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("loc_S", "scale_S", "balance", "loc_U0", "scale_U0")]
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("loc_S", "scale_S", "standing", "balance", "threshold", "loc_U0", "scale_U0")
+    ]
+
+
+class _Abduction(ctypes.Structure):
+    _fields_ = [("maps", NativeMatrix), ("activation", ctypes.c_int64), ("bound", ctypes.c_double)]
 
 
 def pointer(
@@ -125,59 +134,92 @@ def runs_native(weight: Tensor, scale: Tensor | None) -> bool:
 
 def native_product(x: Tensor, matrix: NativeMatrix) -> Tensor:
     """W x + b, (N, D) → (N, V), float32; `library` must have given one."""
-    found = library()
-    assert found is not None
     x, count = x.contiguous(), x.shape[0]
     y = torch.empty(count, matrix.rows)
     given = pointer(x, (count, matrix.columns))
-    found.matrix_product(ctypes.byref(matrix), given, pointer(y), count, torch.get_num_threads())
+    _found().matrix_product(ctypes.byref(matrix), given, pointer(y), count, torch.get_num_threads())
     return y
 
 
 def native_dense(matrix: NativeMatrix) -> Tensor:
     """W of integers in float32, (V, D); `library` must have given one."""
-    found = library()
-    assert found is not None
     y = torch.empty(matrix.rows, matrix.columns)
-    found.matrix_widened(ctypes.byref(matrix), pointer(y), torch.get_num_threads())
+    _found().matrix_widened(ctypes.byref(matrix), pointer(y), torch.get_num_threads())
     return y
 
 
-def native_token_scores(
-    loc_U: Tensor,
-    scale_U: Tensor,
-    matrix: NativeMatrix,
-    *,
-    balance: Tensor | None,
-    loc_U0: Tensor | None,
-    scale_U0: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """loc_S and scale_S, (N, V) each, float32; `library` must have given one.
+class NativeAbduction:
+    """loc_U, scale_U and loc_U0 of features; `library` must have given one.
 
     Args:
-        loc_U: (N, D).
-        scale_U: (N, D).
-        matrix: W, with b as its bias.
-        balance: (V,), or None for 0.
-        loc_U0: (N,), or None for 0.
-        scale_U0: (N,), or None for 0.
+        weight: (2D + 1, H) float32: the maps to loc_U, to what scale_U is the activation of, and to −loc_U0.
+        bias: (2D + 1,) float32.
+        activation: "exp", "softplus" or "abs".
+        bound: scale_U stays within e^±bound.
     """
-    found = library()
-    assert found is not None
-    count = loc_U.shape[0]
-    loc_U, scale_U = loc_U.contiguous(), scale_U.contiguous()
-    common = [None if part is None else part.float().contiguous() for part in (loc_U0, scale_U0)]
-    loc_S, scale_S = torch.empty(count, matrix.rows), torch.empty(count, matrix.rows)
-    scores = _Scores(
-        pointer(loc_S),
-        pointer(scale_S),
-        pointer(balance, (matrix.rows,)),
-        *(pointer(part, (count,)) for part in common),
-    )
-    causes = (pointer(U, (count, matrix.columns)) for U in (loc_U, scale_U))
-    threads = torch.get_num_threads()
-    found.token_scores(ctypes.byref(matrix), *causes, ctypes.byref(scores), count, threads)
-    return loc_S, scale_S
+
+    def __init__(self, weight: Tensor, bias: Tensor, activation: str, bound: float) -> None:
+        self._kept = (weight, bias)
+        maps = native_matrix(weight, None, None, bias)
+        self._abduction = _Abduction(maps, ACTIVATIONS.index(activation), bound)
+
+    def __call__(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, H) float32 → (B, D), (B, D) and (B,)."""
+        maps, batch = self._abduction.maps, features.shape[0]
+        features = features.contiguous()
+        U, loc_U0 = torch.empty(2, batch, maps.rows // 2), torch.empty(batch)
+        _found().causes(
+            ctypes.byref(self._abduction),
+            pointer(features, (batch, maps.columns)),
+            pointer(U),
+            pointer(loc_U0),
+            batch,
+            torch.get_num_threads(),
+        )
+        return U[0], U[1], loc_U0
+
+
+class NativeScorer:
+    """loc_S and scale_S of all tokens, or their standing; `library` must have given one.
+
+    Args:
+        matrix: W, with b as its bias; the caller keeps its tensors.
+        balance: (V,) float32, or None for 0.
+        threshold: (V,) float32, or None for 0.
+    """
+
+    def __init__(self, matrix: NativeMatrix, balance: Tensor | None, threshold: Tensor | None) -> None:
+        self._matrix = matrix
+        self._kept = (balance, threshold)
+        self._pointers = tuple(pointer(part, (matrix.rows,)) for part in self._kept)
+
+    def scores(
+        self, loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """loc_S and scale_S, (N, V) each, of causes (N, D) and common causes (N,), or None for 0."""
+        loc_S, scale_S = (torch.empty(loc_U.shape[0], self._matrix.rows) for _ in range(2))
+        self._fill((loc_U, scale_U), (loc_U0, scale_U0), pointer(loc_S), pointer(scale_S), None)
+        return loc_S, scale_S
+
+    def standing(
+        self, loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
+    ) -> Tensor:
+        """(loc_S − C)/scale_S, (N, V); arguments as for `scores`."""
+        standing = torch.empty(loc_U.shape[0], self._matrix.rows)
+        self._fill((loc_U, scale_U), (loc_U0, scale_U0), None, None, pointer(standing))
+        return standing
+
+    def _fill(
+        self, U: tuple[Tensor, Tensor], U0: tuple[Tensor | None, Tensor | None], *outputs: int | None
+    ) -> None:
+        matrix, count, balance, threshold = self._matrix, U[0].shape[0], *self._pointers
+        U = (U[0].contiguous(), U[1].contiguous())
+        common = [None if part is None else part.float().contiguous() for part in U0]
+        scores = _Scores(*outputs, balance, threshold, *(pointer(part, (count,)) for part in common))
+        causes = [pointer(part, (count, matrix.columns)) for part in U]
+        _found().token_scores(
+            ctypes.byref(matrix), *causes, ctypes.byref(scores), count, torch.get_num_threads()
+        )
 
 
 def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
@@ -190,6 +232,13 @@ def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
 
 
 _loaded: list[ctypes.CDLL | None] = []
+
+
+def _found() -> ctypes.CDLL:
+    """The library, where it is known to be there: its users ask at every token."""
+    found = _loaded[0]
+    assert found is not None
+    return found
 
 
 def _load(tell: Callable[[str], None]) -> ctypes.CDLL | None:
@@ -210,7 +259,9 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.token_scores.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
     found.decoder_step.argtypes = [ctypes.c_void_p] * 2
     found.matrix_widened.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
-    for function in (found.matrix_product, found.matrix_widened, found.token_scores, found.decoder_step):
+    found.causes.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
+    functions = (found.matrix_product, found.matrix_widened, found.causes, found.token_scores)
+    for function in (*functions, found.decoder_step):
         function.restype = None
     return found
 

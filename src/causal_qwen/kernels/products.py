@@ -7,6 +7,7 @@ This module knows neither layers nor tokens.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -16,13 +17,14 @@ from torch.nn import functional as F
 from causal_qwen.kernels.native import (
     GROUP,
     LARGEST_NATIVE,
+    NativeMatrix,
     native_dense,
     native_matrix,
     native_product,
     runs_native,
 )
 
-__all__ = ["Matrix", "dense_products", "products"]
+__all__ = ["Linear", "Matrix", "dense_products", "products"]
 
 # Rows of W that exist widened at one time, where a product needs them so.
 BLOCK_ROWS = 8192
@@ -93,19 +95,35 @@ def dense_products(x: Tensor, matrix: Matrix) -> Tensor:
     return torch.cat(pieces, -1) if len(pieces) > 1 else pieces[0]
 
 
-def products(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
-    """W x + b, (N, V) in the dtype of ``x``, by whichever form is fast here; without gradients.
+class Linear:
+    """W x + b for a W that stays: what native code needs to know of it is looked up once. Without gradients.
 
     Args:
-        x: (N, D), float32 or float64.
         matrix: W, (V, D).
         bias: b, (V,), or None for 0.
     """
-    with torch.no_grad():
-        x, matrix = x.detach(), matrix._replace(weight=matrix.weight.detach())
+
+    def __init__(self, matrix: Matrix, bias: Tensor | None = None) -> None:
+        self.matrix = matrix._replace(weight=matrix.weight.detach())
+        self.bias = None if bias is None else bias.detach()
+
+    @functools.cached_property
+    def _native(self) -> NativeMatrix | None:
+        if not runs_native(self.matrix.weight, self.matrix.scale):
+            return None
+        self._native_bias = None if self.bias is None else self.bias.float().contiguous()  # held for it
+        return native_matrix(*self.matrix, self._native_bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D), float32 or float64 → (N, V) in its dtype, by whichever form is fast here."""
         few = 0 < x.shape[0] <= LARGEST_NATIVE and x.dtype == torch.float32
-        if few and not torch.compiler.is_compiling() and runs_native(matrix.weight, matrix.scale):
-            b = None if bias is None else bias.float().contiguous()  # held until the call is over
-            return native_product(x, native_matrix(*matrix, b))
-        y = dense_products(x, matrix)
-        return y if bias is None else y.add_(bias)
+        if few and not torch.compiler.is_compiling() and self._native is not None:
+            return native_product(x, self._native)
+        with torch.no_grad():
+            y = dense_products(x, self.matrix)
+            return y if self.bias is None else y.add_(self.bias)
+
+
+def products(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
+    """`Linear` of a matrix that is met once."""
+    return Linear(matrix, bias)(x)

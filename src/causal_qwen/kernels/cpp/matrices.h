@@ -16,6 +16,10 @@
 #include <immintrin.h>
 #endif
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 // W: (rows, columns). Floats, or integers by groups of 32 columns with scale and (unless null) shift.
 struct Matrix {
   const void* weight;
@@ -47,6 +51,16 @@ inline T load(const void* from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
+}
+
+// A value that is used again stays in its register: compilers would rather load it twice, and loads are what
+// the processor has too few of.
+template <bool again>
+inline Floats held(Floats v) {
+#ifdef __AVX2__
+  if (again) asm("" : "+x"(v));
+#endif
+  return v;
 }
 
 inline float sum(Floats v) {
@@ -93,6 +107,17 @@ struct Range {
     return {size * thread / threads, size * (thread + 1) / threads};
   }
 };
+
+// work(thread, threads) on every thread.
+template <typename Work>
+void in_parallel(int64_t threads, Work work) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+  work(omp_get_thread_num(), omp_get_num_threads());
+#else
+  work(0, 1);
+#endif
+}
 
 // One row of W, widened on the way: at(i, part) are eight of the 32 columns from i on ------------------------
 
@@ -264,12 +289,14 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
   for (; i + kGroup <= columns; i += kGroup) {
     // Where there is much to compute the processor does not look far enough ahead by itself.
     if (C > 4) Row(m, r[0] + 4).prefetch(i);
-    for (int part = 0; part < kParts; ++part)
+    for (int part = 0; part < kParts; ++part) {
+      Floats own[C];
+      for (int c = 0; c < C; ++c) own[c] = held<(R > 1)>(load<Floats>(x + c * columns + i + part * kLanes));
       for (int k = 0; k < R; ++k) {
-        const Floats w = Row(m, r[k]).at(i, part);
-        for (int c = 0; c < C; ++c)
-          total[k][c][part % kSums] += w * load<Floats>(x + c * columns + i + part * kLanes);
+        const Floats w = held<(C > 1)>(Row(m, r[k]).at(i, part));
+        for (int c = 0; c < C; ++c) total[k][c][part % kSums] += w * own[c];
       }
+    }
   }
   add_up(total, sums);
   for (; i < columns; ++i)
@@ -360,7 +387,7 @@ template <int C, bool add, typename Row>
 void visit(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
   // Many long vectors do not fit the first cache: two rows at a time load them half as often.
   if (C > 4 && m.columns > 1024) return visit_from<2, C, add, Row>(m, rows, vectors, b, y, stride);
-  visit_from<C == 1 ? 4 : C <= 4 ? 2 : 1, C, add, Row>(m, rows, vectors, b, y, stride);
+  visit_from<C <= 2 ? 4 : C <= 4 ? 2 : 1, C, add, Row>(m, rows, vectors, b, y, stride);
 }
 
 template <bool add, typename Row>

@@ -1,31 +1,13 @@
-// The functions that native.py calls: products, token scores and decoding steps, on all threads.
+// The functions that native.py calls: products, causes, token scores and decoding steps, on all threads.
 //
 // Structures are filled field by field from Python; nothing here knows tensors or tokens.
 
 #include <numeric>
 
 #include "blocks.h"
+#include "causes.h"
 #include "matrices.h"
 #include "scores.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-namespace {
-
-// work(thread, threads) on every thread.
-template <typename Work>
-void in_parallel(int64_t threads, Work work) {
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-  work(omp_get_thread_num(), omp_get_num_threads());
-#else
-  work(0, 1);
-#endif
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -50,6 +32,12 @@ void matrix_product(const Matrix* matrix, const float* x, float* y, int64_t batc
     const Range rows = Range::share(matrix->rows, thread, all);
     multiply<false>(*matrix, rows, vectors, batch, y, matrix->rows);
   });
+}
+
+// U (2, batch, D) and loc_U0 (batch) of features (batch, columns).
+void causes(const Abduction* abduction, const float* features, float* U, float* loc_U0, int64_t batch,
+            int64_t threads) {
+  abduce(*abduction, features, batch, threads, U, loc_U0);
 }
 
 // y (rows, columns) = W of integers.

@@ -4,11 +4,12 @@
 
 #include "matrices.h"
 
-// loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean + scale_U0, (B, rows) each.
+// loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean + scale_U0, (B, rows) each, or only
+// standing = (loc_S − threshold) / scale_S where there is room for it.
 struct Scores {
-  float *loc_S, *scale_S;
-  const float* balance;            // (rows), or null
-  const float *loc_U0, *scale_U0;  // (B), or null
+  float *loc_S, *scale_S, *standing;
+  const float *balance, *threshold;  // (rows), or null
+  const float *loc_U0, *scale_U0;    // (B), or null
 };
 
 // R rows with C pairs of vectors, which start at pair b.
@@ -21,14 +22,20 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
   Floats loc_sums[R][C][kSums] = {}, scale_sums[R][C][kSums] = {};
   int64_t i = 0;
   for (; i + kGroup <= columns; i += kGroup)
-    for (int part = 0; part < kParts; ++part)
+    for (int part = 0; part < kParts; ++part) {
+      Floats loc_x[C], scale_x[C];
+      for (int c = 0; c < C; ++c) {
+        loc_x[c] = held<(R > 1)>(load<Floats>(loc + c * columns + i + part * kLanes));
+        scale_x[c] = held<(R > 1)>(load<Floats>(scale + c * columns + i + part * kLanes));
+      }
       for (int k = 0; k < R; ++k) {
-        const Floats w = Row(m, r[k]).at(i, part), size = absolute(w);
+        const Floats w = held<true>(Row(m, r[k]).at(i, part)), size = absolute(w);
         for (int c = 0; c < C; ++c) {
-          loc_sums[k][c][part % kSums] += w * load<Floats>(loc + c * columns + i + part * kLanes);
-          scale_sums[k][c][part % kSums] += size * load<Floats>(scale + c * columns + i + part * kLanes);
+          loc_sums[k][c][part % kSums] += w * loc_x[c];
+          scale_sums[k][c][part % kSums] += size * scale_x[c];
         }
       }
+    }
   float loc_S[R][C], scale_S[R][C];
   add_up(loc_sums, loc_S);
   add_up(scale_sums, scale_S);
@@ -46,8 +53,12 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
       const float balance = scores.balance ? scores.balance[row] * means[b + c] : 0.0f;
       const float loc_U0 = scores.loc_U0 ? scores.loc_U0[b + c] : 0.0f;
       const float scale_U0 = scores.scale_U0 ? scores.scale_U0[b + c] : 0.0f;
-      scores.loc_S[at] = loc_S[k][c] + (m.bias ? m.bias[row] : 0.0f) + loc_U0;
-      scores.scale_S[at] = scale_S[k][c] + balance + scale_U0;
+      const float loc = loc_S[k][c] + (m.bias ? m.bias[row] : 0.0f) + loc_U0;
+      const float scale = scale_S[k][c] + balance + scale_U0;
+      if (scores.standing)
+        scores.standing[at] = (loc - (scores.threshold ? scores.threshold[row] : 0.0f)) / scale;
+      else
+        scores.loc_S[at] = loc, scores.scale_S[at] = scale;
     }
 }
 
