@@ -237,8 +237,11 @@ def test_the_native_pass_is_the_linear_law(kind, columns, count):
     assert decision.runs_native(matrix.weight, matrix.scale)
     loc, scale = token_scores(loc_U, scale_U, matrix)
     W = matrix.dense().double()
-    torch.testing.assert_close(loc.double(), loc_U.double() @ W.T, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(scale.double(), scale_U.double() @ W.abs().T, rtol=1e-5, atol=1e-4)
+    # Bytes without a shift meet the causes in 16 bits: half a level of the largest, for each column of W.
+    half = W.abs().sum(-1).max().item() / 32767 / 2 if kind == "bytes" else 0.0
+    for got, U, weights in ((loc, loc_U, W), (scale, scale_U, W.abs())):
+        error = 1e-4 + half * U.abs().max().item()
+        torch.testing.assert_close(got.double(), U.double() @ weights.T, rtol=1e-5, atol=error)
 
 
 @pytest.mark.slow

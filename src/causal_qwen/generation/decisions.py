@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, TopKLogitsWarper
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.heads import exact
 from causal_qwen.individual import Individual
 from causal_qwen.intervals import interval
+from causal_qwen.kernels.decision import keep_largest_
 
 __all__ = ["Choice", "Decision", "InferenceMode"]
 
@@ -129,52 +130,51 @@ class Decision:
         U, U0 = heads.causes(outputs)  # (B, D), (B,)
         action = heads.action
         if self.mode == "standard" and not self.do_sample:
-            widened = action.exogenous(U, temperature=self.temperature)
-            scores, logits = self._standing(heads, widened, None, U0, input_ids, processors)
-            return self._choice(
-                heads, scores, logits, law if self.temperature else lambda: action.numbers(widened)
-            )
-        epsilon, epsilon_Y = self._noise(U.loc, position)  # (B, D), (B,)
+            widened = Cauchy(U.loc, U.scale + heads.noise) if self.temperature else U
+            decided = self._standing(heads, widened, None, U0, input_ids, processors)
+            return self._choice(heads, *decided, law if self.temperature else lambda: action.numbers(U))
+        noise = self._noise(U.loc, position)  # (B, D + 1)
+        epsilon = noise[:, :-1]
+        gain = self.temperature * self.noise_gain
         if self.mode == "standard":
-            move = functools.partial(
-                action.exogenous, U, do_sample=True, temperature=self.temperature, epsilon=epsilon
-            )
-            moved = move(noise_gain=self.noise_gain)
-            scores, logits = self._standing(heads, moved, U.loc, U0, input_ids, processors)
+            moved = Cauchy(torch.addcmul(U.loc, heads.noise, epsilon, value=gain), U.scale)
+            decided = self._standing(heads, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
-            return self._choice(heads, scores, logits, lambda: action.numbers(move()))
+            own = functools.partial(action.exogenous, U, do_sample=True, temperature=self.temperature)
+            return self._choice(heads, *decided, lambda: action.numbers(own(epsilon=epsilon)))
         reach = U.scale + heads.noise  # (B, D)
-        u = torch.addcmul(U.loc, reach, epsilon, value=self.temperature * self.noise_gain)  # (B, D)
-        scores, logits = self._acting(heads, u, U.loc, input_ids, processors)
+        u = torch.addcmul(U.loc, reach, epsilon, value=gain)  # (B, D)
+        decided = self._acting(heads, u, U.loc, input_ids, processors)
 
         def drawn() -> Tensor:
             own = torch.addcmul(U.loc, reach, epsilon, value=self.temperature)
-            read_out = self.temperature * exact(magnitude(action.number_noise)) * epsilon_Y
+            read_out = self.temperature * exact(magnitude(action.number_noise)) * noise[:, -1]
             return action.numbers(Cauchy(own, U.scale)).loc + read_out
 
-        return self._choice(heads, scores, logits, law, drawn=drawn)
+        return self._choice(heads, *decided, law, drawn=drawn)
 
     def _choice(
         self,
         heads: ReadOut,
         scores: Tensor,
+        tokens: Tensor,
         logits: Tensor | None,
         law: Callable[[], Cauchy],
         *,
-        tokens: Tensor | None = None,
         drawn: Callable[[], Tensor] | None = None,
     ) -> Choice:
-        """The argmax of ``scores`` unless ``tokens`` are given; the median of Y unless a value is drawn."""
+        """With the median of Y as the number unless a value is drawn."""
 
-        @torch.no_grad()
         def number() -> tuple[Tensor, Tensor, Tensor]:
-            Y, decode = law(), heads.model.value_space.decode
+            model = heads.model
             calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
-            residuals = heads.model.config.conformal_scores if calibrated and not self.raw_intervals else None
-            lower, upper = interval(Y, self.level, residuals)
-            return decode(Y.loc if drawn is None else drawn()), decode(lower), decode(upper)
+            residuals = model.config.conformal_scores if calibrated and not self.raw_intervals else None
+            with torch.no_grad():
+                Y, decode = law(), model.value_space.decode
+                lower, upper = interval(Y, self.level, residuals)
+                return decode(Y.loc if drawn is None else drawn()), decode(lower), decode(upper)
 
-        return Choice(scores.argmax(-1) if tokens is None else tokens, scores, logits, number)
+        return Choice(tokens, scores, logits, number)
 
     def _by_softmax(
         self,
@@ -192,10 +192,11 @@ class Decision:
         else:
             logits = outputs.logits[:, -1].float()  # (B, V)
         scores = _processed(processors, input_ids, logits)
-        tokens = None
         if self.do_sample:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
-        return self._choice(heads, scores, logits, law, tokens=tokens)
+        else:
+            tokens = scores.argmax(-1)
+        return self._choice(heads, scores, tokens, logits, law)
 
     def _standing(
         self,
@@ -205,16 +206,17 @@ class Decision:
         U0: Cauchy,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(loc_S + adjustment − C)/scale_S over all tokens; ``loc_U`` is where the logits are, if not at
-        U's location.
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(loc_S + adjustment − C)/scale_S over all tokens, its argmax and, with processors, the logits;
+        ``loc_U`` is where these are, if not at U's location.
         """
         if not processors:
-            return heads.standing(U, U0), None
+            return *heads.standing(U, U0), None
         S = heads.scores(U, U0)  # (B, V)
         logits = S.loc - U0.loc[:, None] if loc_U is None else heads.logits(loc_U)
         adjustment = _processed(processors, input_ids, logits).sub_(logits)
-        return heads.action.standing(Cauchy(S.loc.add_(adjustment), S.scale)), logits
+        standing = heads.action.standing(Cauchy(S.loc.add_(adjustment), S.scale))
+        return standing, standing.argmax(-1), logits
 
     def _acting(
         self,
@@ -223,29 +225,36 @@ class Decision:
         loc_U: Tensor,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-    ) -> tuple[Tensor, Tensor | None]:
-        """W u + b + adjustment for concrete causes u; the logits come from the same read of W."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """W u + b + adjustment for concrete causes u, its argmax and, with processors, the logits, which come
+        from the same read of W.
+        """
         if not processors:
-            return heads.act(u), None
+            return *heads.act.best(u), None
         scores, logits = heads.act(torch.cat([u, loc_U])).chunk(2)
-        return _processed(processors, input_ids, logits).sub_(logits).add_(scores), logits
+        scores = _processed(processors, input_ids, logits).sub_(logits).add_(scores)
+        return scores, scores.argmax(-1), logits
 
-    def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """ε (B, D) and ε_Y (B,) of this position, each row by its own individual."""
+    def _noise(self, like: Tensor, position: int) -> Tensor:
+        """ε and, in the last column, ε_Y of this position, each row by its own individual: (B, D + 1)."""
         settings = {"density_floor": self.density_floor, "persistence": self.persistence}
         rows = {}
         for individual in self.individuals:
             if id(individual) not in rows:
                 rows[id(individual)] = individual.noise(position, like.shape[-1], **settings)
-        noise = torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
-        return noise[:, :-1], noise[:, -1]
+        if len(self.individuals) == 1:
+            return rows.popitem()[1].unsqueeze(0).to(like.device)
+        return torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
 
 
 def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tensor) -> Tensor:
-    """A copy of ``logits`` after all processors, called as the list calls them but without looking at their
-    signatures at every token.
+    """``logits`` after all processors, called as the list calls them but without looking at their signatures
+    at every token. With any, it is another tensor: some write into what they are given.
     """
-    processed = logits.clone()
+    processed = logits.clone() if processors else logits
     for processor in processors:
-        processed = processor(input_ids, processed)
+        if type(processor) is TopKLogitsWarper:  # every sampling has it unless it is switched off
+            processed = keep_largest_(processed, processor.top_k, processor.filter_value)
+        else:
+            processed = processor(input_ids, processed)
     return processed

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["NativeEngine", "NativeOutput", "NativeSession"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class NativeOutput:
     """What a forward pass leaves: causes and numbers are computed when a decision asks for them.
 
@@ -167,7 +167,7 @@ class NativeSession:
         if numeric_values is not None:
             is_number = input_ids == model.config.num_token_id
             embeddings = model.numeric_embedding(engine.embed(input_ids), numeric_values, is_number)
-        hidden = engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings)[:, -1]
+        hidden = engine.hidden(input_ids, attention_mask, self.cache, embeddings=embeddings).select(1, -1)
         output = NativeOutput(hidden)
         if not self.output_logits:
             return output

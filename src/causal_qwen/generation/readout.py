@@ -36,7 +36,7 @@ class ReadOut:
         self.model = model
         self.action = action = model.action
         self.noise = exact(magnitude(action.b_noise))  # (D,)
-        self.act = Linear(matrix, exact(action.bias))  # W u + b, (B, D) → (B, V)
+        self.act = Linear(matrix, exact(action.bias))  # W u + b: (B, D) → (B, V)
         self._scorer = TokenScorer(
             matrix,
             bias=exact(action.bias),
@@ -61,6 +61,6 @@ class ReadOut:
         """S, (B, V)."""
         return Cauchy(*self._scorer.scores(U.loc, U.scale, U0.loc, U0.scale))
 
-    def standing(self, U: Cauchy, U0: Cauchy) -> Tensor:
-        """(loc_S − C)/scale_S, (B, V)."""
+    def standing(self, U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor]:
+        """(loc_S − C)/scale_S and its argmax, (B, V) and (B,)."""
         return self._scorer.standing(U.loc, U.scale, U0.loc, U0.scale)

@@ -13,10 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
-from causal_qwen.kernels.native import LARGEST_NATIVE, NativeScorer, native_matrix, runs_native
+from causal_qwen.kernels.native import (
+    LARGEST_NATIVE,
+    NativeScorer,
+    native_keep_largest,
+    native_matrix,
+    runs_native,
+)
 from causal_qwen.kernels.products import Matrix
 
-__all__ = ["TokenScorer", "choose_token", "token_scores"]
+__all__ = ["TokenScorer", "choose_token", "keep_largest_", "token_scores"]
 
 # Positions that one compiled pass over W carries; other counts are padded up to the next.
 PASS_SIZES = (1, 2, 4, 8)
@@ -113,12 +119,17 @@ class TokenScorer:
         scale_U: Tensor,
         loc_U0: Tensor | None = None,
         scale_U0: Tensor | None = None,
-    ) -> Tensor:
-        """(loc_S − C)/scale_S, (..., V), ordered as P(S > C); arguments as for `scores`."""
+    ) -> tuple[Tensor, Tensor]:
+        """(loc_S − C)/scale_S, ordered as P(S > C), and its argmax, (..., V) and (...); arguments as for
+        `scores`.
+        """
+        leading = loc_U.shape[:-1]
         if (native := self._few(loc_U)) is not None:
-            return native.standing(*_flat(loc_U, scale_U, loc_U0, scale_U0)).view(*loc_U.shape[:-1], -1)
+            standing, best = native.standing(*_flat(loc_U, scale_U, loc_U0, scale_U0))
+            return (standing, best) if loc_U.ndim == 2 else (standing.view(*leading, -1), best.view(leading))
         loc_S, scale_S = self.scores(loc_U, scale_U, loc_U0, scale_U0)
-        return (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
+        standing = (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
+        return standing, standing.argmax(-1)
 
 
 def token_scores(
@@ -133,6 +144,17 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """`TokenScorer.scores` of a W that is met once."""
     return TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
+
+
+def keep_largest_(scores: Tensor, k: int, filler: float) -> Tensor:
+    """``scores`` (N, V) with ``filler`` in the place of those below the k-th largest of their row, in place;
+    ties with it stay.
+    """
+    if scores.dtype == torch.float32 and runs_native(scores, None):
+        native_keep_largest(scores, k, filler)
+        return scores
+    least = scores.topk(min(k, scores.shape[-1])).values[..., -1:]
+    return scores.masked_fill_(scores < least, filler)
 
 
 def choose_token(
@@ -159,6 +181,8 @@ def _flat(
     loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """(N, D) twice and (N,) twice."""
+    if loc_U.ndim == 2:
+        return loc_U, scale_U, loc_U0, scale_U0
     size = loc_U.shape[-1]
     loc_0, scale_0 = (None if part is None else part.reshape(-1) for part in (loc_U0, scale_U0))
     return loc_U.reshape(-1, size), scale_U.reshape(-1, size), loc_0, scale_0

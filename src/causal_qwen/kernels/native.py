@@ -34,7 +34,9 @@ __all__ = [
     "NativeScorer",
     "build",
     "library",
+    "native_best",
     "native_dense",
+    "native_keep_largest",
     "native_matrix",
     "native_product",
     "pointer",
@@ -50,6 +52,14 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-er
 THREADING = ("-fopenmp", None)
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 INTEGER_KINDS = {8: 2, 4: 3}  # by bits
+FUNCTIONS = (
+    "matrix_product",
+    "matrix_widened",
+    "causes",
+    "token_scores",
+    "keep_largest",
+    "decoder_step",
+)
 ACTIVATIONS = ("exp", "softplus", "abs")
 GROUP = 32  # columns of integers that share a scale
 # Vectors beyond which matrix products may win: at 48 native code still takes two thirds of their time.
@@ -73,7 +83,7 @@ class NativeMatrix(ctypes.Structure):
 class _Scores(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p)
-        for name in ("loc_S", "scale_S", "standing", "balance", "threshold", "loc_U0", "scale_U0")
+        for name in ("loc_S", "scale_S", "standing", "best", "balance", "threshold", "loc_U0", "scale_U0")
     ]
 
 
@@ -96,7 +106,7 @@ def pointer(
     """
     if tensor is None:
         return None
-    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+    if not (tensor.is_contiguous() and tensor.is_cpu):
         raise ValueError(f"native code reads contiguous tensors on the CPU, not one on {tensor.device}")
     if tensor.dtype != dtype or (shape is not None and tensor.shape != shape):
         wanted = "" if shape is None else f" of shape {shape}"
@@ -134,10 +144,20 @@ def runs_native(weight: Tensor, scale: Tensor | None) -> bool:
 
 def native_product(x: Tensor, matrix: NativeMatrix) -> Tensor:
     """W x + b, (N, D) → (N, V), float32; `library` must have given one."""
+    return _product(x, matrix, None)
+
+
+def native_best(x: Tensor, matrix: NativeMatrix) -> tuple[Tensor, Tensor]:
+    """`native_product` and its argmax, (N,)."""
+    best = torch.empty(x.shape[0], dtype=torch.int64)
+    return _product(x, matrix, best.data_ptr()), best
+
+
+def _product(x: Tensor, matrix: NativeMatrix, best: int | None) -> Tensor:
     x, count = x.contiguous(), x.shape[0]
     y = torch.empty(count, matrix.rows)
     given = pointer(x, (count, matrix.columns))
-    _found().matrix_product(ctypes.byref(matrix), given, pointer(y), count, torch.get_num_threads())
+    _found().matrix_product(ctypes.byref(matrix), given, pointer(y), best, count, torch.get_num_threads())
     return y
 
 
@@ -146,6 +166,14 @@ def native_dense(matrix: NativeMatrix) -> Tensor:
     y = torch.empty(matrix.rows, matrix.columns)
     _found().matrix_widened(ctypes.byref(matrix), pointer(y), torch.get_num_threads())
     return y
+
+
+def native_keep_largest(values: Tensor, k: int, filler: float) -> None:
+    """Values (N, V) below the k-th largest of their row become ``filler``, in place; `library` must have
+    given one.
+    """
+    count, size = values.shape
+    _found().keep_largest(pointer(values), count, size, min(k, size), filler)
 
 
 class NativeAbduction:
@@ -176,7 +204,8 @@ class NativeAbduction:
             batch,
             torch.get_num_threads(),
         )
-        return U[0], U[1], loc_U0
+        loc_U, scale_U = U.unbind()
+        return loc_U, scale_U, loc_U0
 
 
 class NativeScorer:
@@ -198,16 +227,17 @@ class NativeScorer:
     ) -> tuple[Tensor, Tensor]:
         """loc_S and scale_S, (N, V) each, of causes (N, D) and common causes (N,), or None for 0."""
         loc_S, scale_S = (torch.empty(loc_U.shape[0], self._matrix.rows) for _ in range(2))
-        self._fill((loc_U, scale_U), (loc_U0, scale_U0), pointer(loc_S), pointer(scale_S), None)
+        self._fill((loc_U, scale_U), (loc_U0, scale_U0), pointer(loc_S), pointer(scale_S), None, None)
         return loc_S, scale_S
 
     def standing(
         self, loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
-    ) -> Tensor:
-        """(loc_S − C)/scale_S, (N, V); arguments as for `scores`."""
-        standing = torch.empty(loc_U.shape[0], self._matrix.rows)
-        self._fill((loc_U, scale_U), (loc_U0, scale_U0), None, None, pointer(standing))
-        return standing
+    ) -> tuple[Tensor, Tensor]:
+        """(loc_S − C)/scale_S, (N, V), and its argmax, (N,); arguments as for `scores`."""
+        count = loc_U.shape[0]
+        standing, best = torch.empty(count, self._matrix.rows), torch.empty(count, dtype=torch.int64)
+        self._fill((loc_U, scale_U), (loc_U0, scale_U0), None, None, pointer(standing), best.data_ptr())
+        return standing, best
 
     def _fill(
         self, U: tuple[Tensor, Tensor], U0: tuple[Tensor | None, Tensor | None], *outputs: int | None
@@ -255,14 +285,14 @@ def _load(tell: Callable[[str], None]) -> ctypes.CDLL | None:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.matrix_product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
+    found.matrix_product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
     found.token_scores.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
     found.decoder_step.argtypes = [ctypes.c_void_p] * 2
     found.matrix_widened.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
     found.causes.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
-    functions = (found.matrix_product, found.matrix_widened, found.causes, found.token_scores)
-    for function in (*functions, found.decoder_step):
-        function.restype = None
+    found.keep_largest.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_double]
+    for name in FUNCTIONS:
+        getattr(found, name).restype = None
     return found
 
 

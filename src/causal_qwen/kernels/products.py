@@ -18,6 +18,7 @@ from causal_qwen.kernels.native import (
     GROUP,
     LARGEST_NATIVE,
     NativeMatrix,
+    native_best,
     native_dense,
     native_matrix,
     native_product,
@@ -114,14 +115,25 @@ class Linear:
         self._native_bias = None if self.bias is None else self.bias.float().contiguous()  # held for it
         return native_matrix(*self.matrix, self._native_bias)
 
+    def _few(self, x: Tensor) -> NativeMatrix | None:
+        """W for native code, where it takes these vectors."""
+        few = 0 < x.shape[0] <= LARGEST_NATIVE and x.dtype == torch.float32
+        return self._native if few and not torch.compiler.is_compiling() else None
+
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D), float32 or float64 → (N, V) in its dtype, by whichever form is fast here."""
-        few = 0 < x.shape[0] <= LARGEST_NATIVE and x.dtype == torch.float32
-        if few and not torch.compiler.is_compiling() and self._native is not None:
-            return native_product(x, self._native)
+        if (native := self._few(x)) is not None:
+            return native_product(x, native)
         with torch.no_grad():
             y = dense_products(x, self.matrix)
             return y if self.bias is None else y.add_(self.bias)
+
+    def best(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """W x + b and its argmax, (N, V) and (N,)."""
+        if (native := self._few(x)) is not None:
+            return native_best(x, native)
+        y = self(x)
+        return y, y.argmax(-1)
 
 
 def products(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:

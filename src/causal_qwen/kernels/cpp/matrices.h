@@ -1,24 +1,11 @@
 // W x for a few vectors from one read of W.
 //
 // A product of a few vectors is bound by reading W, so the code is a loop over its rows: each is widened on
-// the way and meets all vectors while it is in the cache. Vectors of eight floats are the compiler's own type,
-// which any target has.
+// the way and meets all vectors while it is in the cache.
 
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <vector>
-
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "lanes.h"
 
 // W: (rows, columns). Floats, or integers by groups of 32 columns with scale and (unless null) shift.
 struct Matrix {
@@ -31,93 +18,8 @@ struct Matrix {
 
 enum Kind : int64_t { kFloat32, kBfloat16, kBytes, kNibbles };
 
-constexpr int kLanes = 8;
 constexpr int kParts = 4;  // vectors of eight floats that are read at a time
 constexpr int64_t kGroup = kLanes * kParts;
-
-// Short loops of constant length over registers, which must not become arrays in memory.
-#ifdef __GNUC__
-#define CAUSAL_UNROLL _Pragma("GCC unroll 8")
-#else
-#define CAUSAL_UNROLL
-#endif
-
-using Floats = float __attribute__((vector_size(32)));
-using Words = int32_t __attribute__((vector_size(32)));
-using Shorts = int16_t __attribute__((vector_size(32)));
-
-template <typename T>
-inline T load(const void* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-// A value that is used again stays in its register: compilers would rather load it twice, and loads are what
-// the processor has too few of.
-template <bool again>
-inline Floats held(Floats v) {
-#ifdef __AVX2__
-  if (again) asm("" : "+x"(v));
-#endif
-  return v;
-}
-
-inline float sum(Floats v) {
-#ifdef __AVX2__
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-#else
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-#endif
-}
-
-inline Words nearest(Floats v) {
-  return __builtin_convertvector(v + (v < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Words);
-}
-
-inline Floats absolute(Floats v) { return (Floats)((Words)v & 0x7fffffff); }
-
-// a_j b_j + a_{j+1} b_{j+1} for even j.
-inline Words products_of_pairs(Shorts a, Shorts b) {
-#ifdef __AVX2__
-  return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#else
-  const Words even_a = (Words)a << 16 >> 16, even_b = (Words)b << 16 >> 16;
-  return even_a * even_b + ((Words)a >> 16) * ((Words)b >> 16);
-#endif
-}
-
-inline float dot(const float* a, const float* b, int64_t size) {
-  Floats total = {};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) total += load<Floats>(a + i) * load<Floats>(b + i);
-  float rest = 0.0f;
-  for (; i < size; ++i) rest += a[i] * b[i];
-  return sum(total) + rest;
-}
-
-// [0, size) or a part of it.
-struct Range {
-  int64_t first, last;
-  Range(int64_t first, int64_t last) : first(first), last(last) {}
-  // The share of one of several threads.
-  static Range share(int64_t size, int64_t thread, int64_t threads) {
-    return {size * thread / threads, size * (thread + 1) / threads};
-  }
-};
-
-// work(thread, threads) on every thread.
-template <typename Work>
-void in_parallel(int64_t threads, Work work) {
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-  work(omp_get_thread_num(), omp_get_num_threads());
-#else
-  work(0, 1);
-#endif
-}
 
 // One row of W, widened on the way: at(i, part) are eight of the 32 columns from i on ------------------------
 
@@ -155,6 +57,7 @@ struct Levels {
   const int32_t* row;
   Levels(const Matrix& m, int64_t r)
       : row(static_cast<const int32_t*>(m.weight) + r * m.columns * bits / 32) {}
+  void prefetch(int64_t i) const { __builtin_prefetch(row + i * bits / 32, 0, 2); }
   // Columns 8·part to 8·part + 7 of group g.
   Words part(int64_t g, int part) const {
     if constexpr (bits == 8) return load<Words>(row + g * kLanes) << (24 - 8 * part) >> 24;
@@ -184,6 +87,7 @@ struct IntegerRow {
     const int64_t g = i / kGroup;
     return __builtin_convertvector(levels.part(g, part), Floats) * scale[g] + (shift ? shift[g] : 0.0f);
   }
+  void prefetch(int64_t i) const { levels.prefetch(i); }
   float one(int64_t) const { return 0.0f; }  // groups are whole: no column is left over
 };
 
@@ -254,41 +158,53 @@ struct Vectors {
 // Products ---------------------------------------------------------------------------------------------------
 
 // Vectors that meet a row in one visit: their sums stay in registers.
-constexpr int64_t kVectors = 8, kPairs = 4;
+constexpr int64_t kVectors = 4, kPairs = 2;
 
-// How many of the vectors that are left meet a row next.
-inline int64_t next_count(int64_t left, int64_t most) { return left >= most ? most : left > 4 ? 4 : left; }
+// Which vectors meet the rows: `count` from the first one on. The last visit to some rows fetches those that
+// come `ahead`, because the memory would rest meanwhile.
+struct Visit {
+  int64_t first, count, ahead;
+};
 
-// All, or few enough that the next vectors of a large batch find them in the cache.
-inline int64_t rows_at_a_time(Range rows, int64_t batch, int64_t most) {
-  return next_count(batch, most) < batch ? 8 : rows.last - rows.first;
+// call(rows, visit) until all vectors have met all rows: all rows at one time, or few enough that the next
+// vectors of a large batch find them in the cache.
+template <typename Call>
+inline void visits(Range rows, int64_t batch, int64_t most, Call call) {
+  const int64_t block = batch > most ? 16 : std::max<int64_t>(rows.last - rows.first, 1);
+  for (int64_t row = rows.first; row < rows.last; row += block)
+    for (int64_t b = 0; b < batch; b += most)
+      call(Range(row, std::min(row + block, rows.last)),
+           Visit{b, std::min(batch - b, most), b && b + most >= batch ? block : 0});
 }
 
 // Σ over lanes and over sums that were kept side by side.
 template <int R, int C, int S>
-inline void add_up(Floats (&total)[R][C][S], float (&sums)[R][C]) {
+inline void add_up(const Floats (&total)[R][C][S], float (&sums)[R][C]) {
+  const auto one = [&](int i) {
+    Floats all = total[i / C][i % C][0];
+    for (int part = 1; part < S; ++part) all += total[i / C][i % C][part];
+    return all;
+  };
+  int i = 0;
   CAUSAL_UNROLL
-  for (int k = 0; k < R; ++k)
-    CAUSAL_UNROLL
-    for (int c = 0; c < C; ++c) {
-      for (int part = 1; part < S; ++part) total[k][c][0] += total[k][c][part];
-      sums[k][c] = sum(total[k][c][0]);
-    }
+  for (; i + 4 <= R * C; i += 4) sum({one(i), one(i + 1), one(i + 2), one(i + 3)}, &sums[0][0] + i);
+  CAUSAL_UNROLL
+  for (; i < R * C; ++i) sums[i / C][i % C] = sum(one(i));
 }
 
 // The sums of R rows of floats with C vectors, which start at vector b.
 template <int R, int C, typename Row>
-inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b,
+inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit,
                      float (&sums)[R][C]) {
   // Sums side by side, because one alone would wait for its own additions.
   constexpr int kSums = R * C <= 2 ? 4 : R * C <= 4 ? 2 : 1;
   const int64_t columns = m.columns;
-  const float* x = vectors.x + b * columns;
+  const float* x = vectors.x + visit.first * columns;
   Floats total[R][C][kSums] = {};
   int64_t i = 0;
   for (; i + kGroup <= columns; i += kGroup) {
-    // Where there is much to compute the processor does not look far enough ahead by itself.
-    if (C > 4) Row(m, r[0] + 4).prefetch(i);
+    if (visit.ahead)
+      for (int k = 0; k < R; ++k) Row(m, r[k] + visit.ahead).prefetch(i);
     for (int part = 0; part < kParts; ++part) {
       Floats own[C];
       for (int c = 0; c < C; ++c) own[c] = held<(R > 1)>(load<Floats>(x + c * columns + i + part * kLanes));
@@ -306,12 +222,12 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
 
 // The same for integers: whole numbers within a group, then its two scales; a shift meets the sums of x.
 template <int R, int C, int bits>
-inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b,
+inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit,
                          float (&sums)[R][C]) {
   constexpr int kSums = R * C == 1 ? 4 : 2;
   const int64_t groups = m.columns / kGroup;
-  const float* x_scale = vectors.scales.data() + b * groups;
-  const int16_t* x = vectors.levels.data() + b * m.columns;
+  const float* x_scale = vectors.scales.data() + visit.first * groups;
+  const int16_t* x = vectors.levels.data() + visit.first * m.columns;
   Floats total[R][C][kSums] = {};
   const auto meet = [&](int64_t g, int part, int half) {
     for (int k = 0; k < R; ++k) {
@@ -334,32 +250,32 @@ inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& 
   if (!m.shift) return;
   for (int k = 0; k < R; ++k)
     for (int c = 0; c < C; ++c)
-      sums[k][c] += dot(m.shift + r[k] * groups, vectors.sums.data() + (b + c) * groups, groups);
+      sums[k][c] += dot(m.shift + r[k] * groups, vectors.sums.data() + (visit.first + c) * groups, groups);
 }
 
 template <int R, int C>
-inline void row_sums(IntegerRow<8>*, const Matrix& m, const int64_t (&r)[R], const Vectors& v, int64_t b,
+inline void row_sums(IntegerRow<8>*, const Matrix& m, const int64_t (&r)[R], const Vectors& v, Visit visit,
                      float (&sums)[R][C]) {
-  integer_sums<R, C, 8>(m, r, v, b, sums);
+  integer_sums<R, C, 8>(m, r, v, visit, sums);
 }
 
 template <int R, int C>
-inline void row_sums(IntegerRow<4>*, const Matrix& m, const int64_t (&r)[R], const Vectors& v, int64_t b,
+inline void row_sums(IntegerRow<4>*, const Matrix& m, const int64_t (&r)[R], const Vectors& v, Visit visit,
                      float (&sums)[R][C]) {
-  integer_sums<R, C, 4>(m, r, v, b, sums);
+  integer_sums<R, C, 4>(m, r, v, visit, sums);
 }
 
-// y[c · stride + row] (+)= W x + b for R rows and C vectors, which start at vector b.
+// y[c · stride + row] (+)= W x + b for R rows and C vectors.
 template <int R, int C, bool add, typename Row>
-inline void meet(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, int64_t b, float* y,
+inline void meet(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit, float* y,
                  int64_t stride) {
   float sums[R][C];
-  row_sums<R, C>(static_cast<Row*>(nullptr), m, r, vectors, b, sums);
+  row_sums<R, C>(static_cast<Row*>(nullptr), m, r, vectors, visit, sums);
   CAUSAL_UNROLL
   for (int k = 0; k < R; ++k)
     CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
-      float& target = y[(b + c) * stride + r[k]];
+      float& target = y[(visit.first + c) * stride + r[k]];
       target = (add ? target : 0.0f) + sums[k][c] + (m.bias ? m.bias[r[k]] : 0.0f);
     }
 }
@@ -376,37 +292,25 @@ inline void from_places(Range rows, Many many, One one) {
   for (int64_t row = rows.first + each * R; row < rows.last; ++row) one(row);
 }
 
-template <int R, int C, bool add, typename Row>
-void visit_from(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
-  from_places<R>(
-      rows, [&](const int64_t (&r)[R]) { meet<R, C, add, Row>(m, r, vectors, b, y, stride); },
-      [&](int64_t row) { meet<1, C, add, Row>(m, {row}, vectors, b, y, stride); });
-}
-
 template <int C, bool add, typename Row>
-void visit(const Matrix& m, Range rows, const Vectors& vectors, int64_t b, float* y, int64_t stride) {
-  // Many long vectors do not fit the first cache: two rows at a time load them half as often.
-  if (C > 4 && m.columns > 1024) return visit_from<2, C, add, Row>(m, rows, vectors, b, y, stride);
-  visit_from<C <= 2 ? 4 : C <= 4 ? 2 : 1, C, add, Row>(m, rows, vectors, b, y, stride);
+void meet_all(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y, int64_t stride) {
+  constexpr int R = C <= 2 ? 4 : 2;
+  from_places<R>(
+      rows, [&](const int64_t (&r)[R]) { meet<R, C, add, Row>(m, r, vectors, visit, y, stride); },
+      [&](int64_t row) { meet<1, C, add, Row>(m, {row}, vectors, visit, y, stride); });
 }
 
 template <bool add, typename Row>
 void multiply_rows(const Matrix& m, Range rows, const Vectors& vectors, int64_t batch, float* y,
                    int64_t stride) {
-  const int64_t block = rows_at_a_time(rows, batch, kVectors);
-  for (int64_t first = rows.first; first < rows.last; first += block) {
-    const Range some(first, std::min(first + block, rows.last));
-    for (int64_t b = 0, count; b < batch; b += count) {
-      count = next_count(batch - b, kVectors);
-      switch (count) {
-        case 1: visit<1, add, Row>(m, some, vectors, b, y, stride); break;
-        case 2: visit<2, add, Row>(m, some, vectors, b, y, stride); break;
-        case 3: visit<3, add, Row>(m, some, vectors, b, y, stride); break;
-        case 4: visit<4, add, Row>(m, some, vectors, b, y, stride); break;
-        default: visit<8, add, Row>(m, some, vectors, b, y, stride);
-      }
+  visits(rows, batch, kVectors, [&](Range some, Visit visit) {
+    switch (visit.count) {
+      case 1: return meet_all<1, add, Row>(m, some, vectors, visit, y, stride);
+      case 2: return meet_all<2, add, Row>(m, some, vectors, visit, y, stride);
+      case 3: return meet_all<3, add, Row>(m, some, vectors, visit, y, stride);
+      default: return meet_all<4, add, Row>(m, some, vectors, visit, y, stride);
     }
-  }
+  });
 }
 
 template <bool add>

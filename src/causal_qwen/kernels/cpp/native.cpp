@@ -8,6 +8,7 @@
 #include "causes.h"
 #include "matrices.h"
 #include "scores.h"
+#include "selection.h"
 
 extern "C" {
 
@@ -24,14 +25,16 @@ void decoder_step(const Decoder* decoder, const Step* step) {
   });
 }
 
-// y (batch, rows) = W x + b for x (batch, columns).
-void matrix_product(const Matrix* matrix, const float* x, float* y, int64_t batch, int64_t threads) {
+// y (batch, rows) = W x + b for x (batch, columns); unless null, `best` (batch) are their argmax.
+void matrix_product(const Matrix* matrix, const float* x, float* y, int64_t* best, int64_t batch,
+                    int64_t threads) {
   Vectors vectors;
   vectors.prepare(*matrix, x, batch);
   in_parallel(threads, [&](int64_t thread, int64_t all) {
     const Range rows = Range::share(matrix->rows, thread, all);
     multiply<false>(*matrix, rows, vectors, batch, y, matrix->rows);
   });
+  for (int64_t b = 0; best && b < batch; ++b) best[b] = argmax(y + b * matrix->rows, matrix->rows);
 }
 
 // U (2, batch, D) and loc_U0 (batch) of features (batch, columns).
@@ -61,5 +64,15 @@ void token_scores(const Matrix* matrix, const float* loc, const float* scale, co
   in_parallel(threads, [&](int64_t thread, int64_t all) {
     score(m, Range::share(m.rows, thread, all), locs, scales, batch, means.data(), *scores);
   });
+  for (int64_t b = 0; scores->best && b < batch; ++b)
+    scores->best[b] = argmax(scores->standing + b * m.rows, m.rows);
+}
+
+// Values (batch, size) below the k-th largest of their row become `filler`.
+void keep_largest(float* values, int64_t batch, int64_t size, int64_t k, double filler) {
+  for (float* row = values; row < values + batch * size; row += size) {
+    const float least = kth_largest(row, size, k);
+    for (int64_t i = 0; i < size; ++i) row[i] = row[i] < least ? float(filler) : row[i];
+  }
 }
 }

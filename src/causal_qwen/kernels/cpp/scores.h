@@ -2,26 +2,33 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "matrices.h"
 
 // loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean + scale_U0, (B, rows) each, or only
-// standing = (loc_S − threshold) / scale_S where there is room for it.
+// standing = (loc_S − threshold) / scale_S and its argmax `best` (B) where there is room for them.
 struct Scores {
   float *loc_S, *scale_S, *standing;
+  int64_t* best;
   const float *balance, *threshold;  // (rows), or null
   const float *loc_U0, *scale_U0;    // (B), or null
 };
 
-// R rows with C pairs of vectors, which start at pair b.
+struct PlainBytes {};  // rows of bytes without a shift
+
+// W loc and |W| scale of R rows and C pairs of vectors.
 template <int R, int C, typename Row>
-inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
-                       int64_t b, const float* means, const Scores& scores) {
+inline void pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
+                      Visit visit, float (&loc_S)[R][C], float (&scale_S)[R][C]) {
   constexpr int kSums = R * C == 1 ? 4 : R * C == 2 ? 2 : 1;
   const int64_t columns = m.columns;
-  const float *loc = locs.x + b * columns, *scale = scales.x + b * columns;
+  const float *loc = locs.x + visit.first * columns, *scale = scales.x + visit.first * columns;
   Floats loc_sums[R][C][kSums] = {}, scale_sums[R][C][kSums] = {};
   int64_t i = 0;
-  for (; i + kGroup <= columns; i += kGroup)
+  for (; i + kGroup <= columns; i += kGroup) {
+    if (visit.ahead)
+      for (int k = 0; k < R; ++k) Row(m, r[k] + visit.ahead).prefetch(i);
     for (int part = 0; part < kParts; ++part) {
       Floats loc_x[C], scale_x[C];
       for (int c = 0; c < C; ++c) {
@@ -36,7 +43,7 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
         }
       }
     }
-  float loc_S[R][C], scale_S[R][C];
+  }
   add_up(loc_sums, loc_S);
   add_up(scale_sums, scale_S);
   for (; i < columns; ++i)
@@ -45,14 +52,52 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
         const float w = Row(m, r[k]).one(i);
         loc_S[k][c] += w * loc[c * columns + i], scale_S[k][c] += std::fabs(w) * scale[c * columns + i];
       }
+}
+
+// The same for bytes without a shift, in whole numbers: |scale · q| = |scale| · |q|.
+template <int R, int C>
+inline void byte_pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
+                           Visit visit, float (&loc_S)[R][C], float (&scale_S)[R][C]) {
+  const int64_t groups = m.columns / kGroup;
+  Floats loc_sums[R][C][1] = {}, scale_sums[R][C][1] = {};
+  const auto term = [&](const Vectors& vectors, int64_t c, int64_t g, Shorts even, Shorts odd) {
+    const int16_t* levels = vectors.levels.data() + (c * groups + g) * kGroup;
+    const Words sum = products_of_pairs(even, load<Shorts>(levels)) +
+                      products_of_pairs(odd, load<Shorts>(levels + kGroup / 2));
+    return __builtin_convertvector(sum, Floats) * vectors.scales[c * groups + g];
+  };
+  for (int64_t g = 0; g < groups; ++g)
+    for (int k = 0; k < R; ++k) {
+      if (visit.ahead) Levels<8>(m, r[k] + visit.ahead).prefetch(g * kGroup);
+      Shorts even, odd;
+      Levels<8>(m, r[k]).lanes(g, 0, even, odd);
+      const float scale = m.scale[r[k] * groups + g], size = std::fabs(scale);
+      for (int c = 0; c < C; ++c) {
+        loc_sums[k][c][0] += scale * term(locs, visit.first + c, g, even, odd);
+        scale_sums[k][c][0] += size * term(scales, visit.first + c, g, absolute(even), absolute(odd));
+      }
+    }
+  add_up(loc_sums, loc_S);
+  add_up(scale_sums, scale_S);
+}
+
+// The scores of R rows and C pairs of vectors.
+template <int R, int C, typename Row>
+inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
+                       Visit visit, const float* means, const Scores& scores) {
+  float loc_S[R][C], scale_S[R][C];
+  if constexpr (std::is_same_v<Row, PlainBytes>)
+    byte_pair_sums<R, C>(m, r, locs, scales, visit, loc_S, scale_S);
+  else
+    pair_sums<R, C, Row>(m, r, locs, scales, visit, loc_S, scale_S);
   CAUSAL_UNROLL
   for (int k = 0; k < R; ++k)
     CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
-      const int64_t row = r[k], at = (b + c) * m.rows + row;
-      const float balance = scores.balance ? scores.balance[row] * means[b + c] : 0.0f;
-      const float loc_U0 = scores.loc_U0 ? scores.loc_U0[b + c] : 0.0f;
-      const float scale_U0 = scores.scale_U0 ? scores.scale_U0[b + c] : 0.0f;
+      const int64_t row = r[k], b = visit.first + c, at = b * m.rows + row;
+      const float balance = scores.balance ? scores.balance[row] * means[b] : 0.0f;
+      const float loc_U0 = scores.loc_U0 ? scores.loc_U0[b] : 0.0f;
+      const float scale_U0 = scores.scale_U0 ? scores.scale_U0[b] : 0.0f;
       const float loc = loc_S[k][c] + (m.bias ? m.bias[row] : 0.0f) + loc_U0;
       const float scale = scale_S[k][c] + balance + scale_U0;
       if (scores.standing)
@@ -63,27 +108,21 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
 }
 
 template <int C, typename Row>
-void visit_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t b,
-                 const float* means, const Scores& scores) {
-  constexpr int R = C == 1 ? 4 : C == 2 ? 2 : 1;
+void meet_all_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
+                    const float* means, const Scores& scores) {
+  constexpr int R = C == 1 ? 4 : 2;
   from_places<R>(
-      rows, [&](const int64_t (&r)[R]) { meet_pairs<R, C, Row>(m, r, locs, scales, b, means, scores); },
-      [&](int64_t row) { meet_pairs<1, C, Row>(m, {row}, locs, scales, b, means, scores); });
+      rows, [&](const int64_t (&r)[R]) { meet_pairs<R, C, Row>(m, r, locs, scales, visit, means, scores); },
+      [&](int64_t row) { meet_pairs<1, C, Row>(m, {row}, locs, scales, visit, means, scores); });
 }
 
 template <typename Row>
 void multiply_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t batch,
                     const float* means, const Scores& scores) {
-  const int64_t block = rows_at_a_time(rows, batch, kPairs);
-  for (int64_t first = rows.first; first < rows.last; first += block) {
-    const Range some(first, std::min(first + block, rows.last));
-    for (int64_t b = 0; b < batch; b += kPairs) switch (batch - b) {
-        case 1: visit_pairs<1, Row>(m, some, locs, scales, b, means, scores); break;
-        case 2: visit_pairs<2, Row>(m, some, locs, scales, b, means, scores); break;
-        case 3: visit_pairs<3, Row>(m, some, locs, scales, b, means, scores); break;
-        default: visit_pairs<4, Row>(m, some, locs, scales, b, means, scores);
-      }
-  }
+  visits(rows, batch, kPairs, [&](Range some, Visit visit) {
+    if (visit.count == 1) return meet_all_pairs<1, Row>(m, some, locs, scales, visit, means, scores);
+    meet_all_pairs<2, Row>(m, some, locs, scales, visit, means, scores);
+  });
 }
 
 inline void score(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t batch,
@@ -91,7 +130,9 @@ inline void score(const Matrix& m, Range rows, const Vectors& locs, const Vector
   switch (m.kind) {
     case kFloat32: return multiply_pairs<Float32Row>(m, rows, locs, scales, batch, means, scores);
     case kBfloat16: return multiply_pairs<Bfloat16Row>(m, rows, locs, scales, batch, means, scores);
-    case kBytes: return multiply_pairs<IntegerRow<8>>(m, rows, locs, scales, batch, means, scores);
+    case kBytes:
+      if (!m.shift) return multiply_pairs<PlainBytes>(m, rows, locs, scales, batch, means, scores);
+      return multiply_pairs<IntegerRow<8>>(m, rows, locs, scales, batch, means, scores);
     default: return multiply_pairs<IntegerRow<4>>(m, rows, locs, scales, batch, means, scores);
   }
 }
