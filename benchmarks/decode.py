@@ -35,10 +35,12 @@ from causal_qwen.generation import NativeEngine
 from measure import in_child, progress, seconds, show
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+SAMPLED = {"inference_mode": "standard", "do_sample": True, "individual": 1}
 MODES: dict[str, dict[str, Any]] = {
     "compatible": {"inference_mode": "compatible", "do_sample": False},
     "standard": {"inference_mode": "standard", "do_sample": False},
-    "standard, sampled": {"inference_mode": "standard", "do_sample": True, "individual": 1, "top_k": 0},
+    "standard, sampled": SAMPLED | {"top_k": 0},
+    "standard, sampled, top_k 50": SAMPLED | {"top_k": 50},
     "causal": {"inference_mode": "causal", "individual": 1, "top_k": 0},
     "causal, top_k 50": {"inference_mode": "causal", "individual": 1, "top_k": 50},
 }

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.decoder.packed import quantise
 from causal_qwen.generation import NativeEngine, ReadOut
 from causal_qwen.generation.decisions import _processed
 from causal_qwen.generation.native import NativeOutput
 from causal_qwen.heads import EXPONENT_BOUND, AbductionNetwork
-from causal_qwen.kernels.decision import TokenScorer, keep_largest_
+from causal_qwen.kernels.decision import FEW_OF, TokenScorer
 from causal_qwen.kernels.native import NativeAbduction, library
 from causal_qwen.kernels.products import Linear, Matrix
 from conftest import tiny_causal
@@ -58,14 +59,31 @@ def test_the_argmax_is_that_of_torch(row):
     assert best.item() == y.argmax(-1).item()
 
 
-@pytest.mark.parametrize("compiler", [True, False])
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=60), st.integers(1, 70))
-def test_the_largest_are_those_of_transformers(compiler, row, k):
-    scores = torch.tensor([row, row[::-1]])
-    expected = TopKLogitsWarper(k)(None, scores)
-    given = scores if compiler else scores.double()  # of which native code has none
-    assert torch.equal(keep_largest_(given.clone(), k, -float("inf")).float(), expected)
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "bytes", "bytes with a shift"])
+@pytest.mark.parametrize("standing", [True, False])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 200 // FEW_OF), st.booleans())
+def test_the_choice_among_the_largest_is_that_of_transformers(standing, form, batch, k, ties):
+    generator = torch.Generator().manual_seed(k)
+    weight = torch.randn(200, 64, generator=generator)
+    weight = weight + 2 if form == "bytes with a shift" else weight
+    matrix = quantise(weight) if "bytes" in form else Matrix(weight.to(getattr(torch, form)))
+    loc, scale, logits = (torch.rand(batch, size, generator=generator) for size in (64, 64, 200))
+    logits = (logits * 9).round() if ties else logits
+    U0 = Cauchy(torch.rand(batch), torch.rand(batch))
+    threshold = torch.randn(200, generator=generator)
+    scorer = TokenScorer(matrix, bias=threshold + 1, balance=threshold.abs(), threshold=threshold)
+    assert scorer.reads_few(loc, k)
+    if standing:
+        everywhere, _ = scorer.standing(loc, scale, U0.loc, U0.scale)
+        scores, best = scorer.among(logits, k, loc, scale, U0.loc, U0.scale)
+    else:
+        everywhere = Linear(matrix, threshold + 1)(loc)
+        scores, best = scorer.among(logits, k, loc)
+    removed = TopKLogitsWarper(k, filter_value=torch.nan)(None, logits).isnan()
+    expected = everywhere.masked_fill(removed, -torch.inf)
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(best, scores.argmax(-1))
 
 
 def test_processors_give_what_their_list_gives():
@@ -116,3 +134,23 @@ def test_both_read_outs_are_the_models_own_heads():
             assert torch.equal(tokens, expected.argmax(-1))
             logits = heads.logits(U.loc)
             torch.testing.assert_close(logits, model.token_logits(U.loc), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"inference_mode": "standard", "do_sample": True}, {"inference_mode": "causal"}]
+)
+def test_choosing_among_k_tokens_is_processing_all_of_them(mode, monkeypatch):
+    model, ids = tiny_causal(), torch.randint(0, 90, (3, 7))
+    options = {"individual": [3, 4, 5], "top_k": 9, "max_new_tokens": 12, "output_scores": True} | mode
+    options |= {"return_dict_in_generate": True}
+    read = []
+    among = ReadOut.among
+    monkeypatch.setattr(ReadOut, "among", lambda *given: read.append(given[1]) or among(*given))
+    fast = model.generate(ids, **options)
+    assert set(read) == {9}
+    monkeypatch.setattr(TokenScorer, "reads_few", lambda *given: False)
+    slow = model.generate(ids, **options)
+    assert torch.equal(fast.sequences, slow.sequences)
+    for few, all_of_them in zip(fast.scores, slow.scores, strict=True):
+        torch.testing.assert_close(few, all_of_them, rtol=1e-4, atol=1e-4)
+        assert (few > -torch.inf).sum(-1).tolist() == [9, 9, 9]

@@ -21,7 +21,6 @@ from causal_qwen.generation.readout import ReadOut
 from causal_qwen.heads import exact
 from causal_qwen.individual import Individual
 from causal_qwen.intervals import interval
-from causal_qwen.kernels.decision import keep_largest_
 
 __all__ = ["Choice", "Decision", "InferenceMode"]
 
@@ -212,10 +211,14 @@ class Decision:
         """
         if not processors:
             return *heads.standing(U, U0), None
+        if loc_U is not None and (k := _only_top_k(processors)) is not None:
+            decided = heads.among(k, loc_U, U.loc, U.scale, U0)
+            if decided is not None:
+                return decided
         S = heads.scores(U, U0)  # (B, V)
         logits = S.loc - U0.loc[:, None] if loc_U is None else heads.logits(loc_U)
         adjustment = _processed(processors, input_ids, logits).sub_(logits)
-        standing = heads.action.standing(Cauchy(S.loc.add_(adjustment), S.scale))
+        standing = heads.action.standing(Cauchy(S.loc + adjustment, S.scale))
         return standing, standing.argmax(-1), logits
 
     def _acting(
@@ -231,6 +234,10 @@ class Decision:
         """
         if not processors:
             return *heads.act.best(u), None
+        if (k := _only_top_k(processors)) is not None:
+            decided = heads.among(k, loc_U, u)
+            if decided is not None:
+                return decided
         scores, logits = heads.act(torch.cat([u, loc_U])).chunk(2)
         scores = _processed(processors, input_ids, logits).sub_(logits).add_(scores)
         return scores, scores.argmax(-1), logits
@@ -253,8 +260,12 @@ def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tenso
     """
     processed = logits.clone() if processors else logits
     for processor in processors:
-        if type(processor) is TopKLogitsWarper:  # every sampling has it unless it is switched off
-            processed = keep_largest_(processed, processor.top_k, processor.filter_value)
-        else:
-            processed = processor(input_ids, processed)
+        processed = processor(input_ids, processed)
     return processed
+
+
+def _only_top_k(processors: LogitsProcessorList) -> int | None:
+    """k, where nothing else is asked for, as transformers samples by default: only k tokens need scores."""
+    first = processors[0]
+    alone = len(processors) == 1 and type(first) is TopKLogitsWarper and first.filter_value == -math.inf
+    return first.top_k if alone else None

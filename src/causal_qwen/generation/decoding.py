@@ -124,9 +124,10 @@ def decode(
         if scores is not None:
             scores += (choice.scores,)
         if raw_logits is not None:
-            raw_logits += (
-                choice.logits if choice.logits is not None else heads.logits(heads.causes(outputs)[0].loc),
-            )
+            logits = choice.logits
+            if logits is None or decision.mode != "compatible":  # a decision may round otherwise
+                logits = heads.logits(heads.causes(outputs)[0].loc)
+            raw_logits += (logits,)
         if hidden_states is not None:
             hidden_states += (outputs.hidden_states,)
         if attentions is not None:

@@ -64,3 +64,24 @@ class ReadOut:
     def standing(self, U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor]:
         """(loc_S − C)/scale_S and its argmax, (B, V) and (B,)."""
         return self._scorer.standing(U.loc, U.scale, U0.loc, U0.scale)
+
+    def among(
+        self, k: int, loc_U: Tensor, moved: Tensor, scale_U: Tensor | None = None, U0: Cauchy | None = None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The choice of a moved cause among the k largest logits, if that takes less than all scores.
+
+        Args:
+            k: How many tokens are allowed.
+            loc_U: (B, D) where the logits are.
+            moved: (B, D) location of the cause that decides.
+            scale_U: (B, D) its scale; None for a concrete cause, which decides by W u + b.
+            U0: (B,), of a cause with a scale.
+
+        Returns:
+            Scores (B, V), −inf where not allowed, their argmax (B,), and the logits (B, V); or None.
+        """
+        if not self._scorer.reads_few(moved, k):
+            return None
+        logits = self.act(loc_U)
+        common = (None, None) if U0 is None else (U0.loc, U0.scale)
+        return *self._scorer.among(logits, k, moved, scale_U, *common), logits

@@ -16,13 +16,12 @@ from causal_qwen.kernels.compiled import CompiledKernel
 from causal_qwen.kernels.native import (
     LARGEST_NATIVE,
     NativeScorer,
-    native_keep_largest,
     native_matrix,
     runs_native,
 )
 from causal_qwen.kernels.products import Matrix
 
-__all__ = ["TokenScorer", "choose_token", "keep_largest_", "token_scores"]
+__all__ = ["TokenScorer", "choose_token", "token_scores"]
 
 # Positions that one compiled pass over W carries; other counts are padded up to the next.
 PASS_SIZES = (1, 2, 4, 8)
@@ -30,6 +29,8 @@ PASS_SIZES = (1, 2, 4, 8)
 SMALLEST_COMPILED = 1 << 24
 # Parts of W that one position reads side by side, in 16 and in 32 bits.
 PARTS = (2, 4)
+# One thread scores the chosen tokens: they must be few of all.
+FEW_OF = 16
 # Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
 BLOCK_ROWS = 1024
 
@@ -131,6 +132,36 @@ class TokenScorer:
         standing = (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
         return standing, standing.argmax(-1)
 
+    def reads_few(self, loc_U: Tensor, k: int) -> bool:
+        """Whether `among` can score k tokens of (N, D) causes: natively, by their rows of W only."""
+        return self._few(loc_U) is not None and k <= self.matrix.weight.shape[0] // FEW_OF
+
+    def among(
+        self,
+        logits: Tensor,
+        k: int,
+        loc_U: Tensor,
+        scale_U: Tensor | None = None,
+        loc_U0: Tensor | None = None,
+        scale_U0: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The choice among the tokens of the k largest logits, where `reads_few` says so.
+
+        Args:
+            logits: (N, V) float32; ties with the k-th largest stay.
+            k: At least 1.
+            loc_U: (N, D).
+            scale_U: (N, D); None scores by W loc_U + b instead of the standing.
+            loc_U0: (N,), or None for 0.
+            scale_U0: (N,), or None for 0.
+
+        Returns:
+            Scores (N, V), −inf for all others, and their argmax (N,).
+        """
+        native = self._native
+        assert native is not None
+        return native.among(logits, k, loc_U, scale_U, loc_U0, scale_U0)
+
 
 def token_scores(
     loc_U: Tensor,
@@ -144,17 +175,6 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """`TokenScorer.scores` of a W that is met once."""
     return TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
-
-
-def keep_largest_(scores: Tensor, k: int, filler: float) -> Tensor:
-    """``scores`` (N, V) with ``filler`` in the place of those below the k-th largest of their row, in place;
-    ties with it stay.
-    """
-    if scores.dtype == torch.float32 and runs_native(scores, None):
-        native_keep_largest(scores, k, filler)
-        return scores
-    least = scores.topk(min(k, scores.shape[-1])).values[..., -1:]
-    return scores.masked_fill_(scores < least, filler)
 
 
 def choose_token(

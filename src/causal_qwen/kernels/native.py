@@ -36,7 +36,6 @@ __all__ = [
     "library",
     "native_best",
     "native_dense",
-    "native_keep_largest",
     "native_matrix",
     "native_product",
     "pointer",
@@ -57,7 +56,7 @@ FUNCTIONS = (
     "matrix_widened",
     "causes",
     "token_scores",
-    "keep_largest",
+    "token_scores_among",
     "decoder_step",
 )
 ACTIVATIONS = ("exp", "softplus", "abs")
@@ -168,14 +167,6 @@ def native_dense(matrix: NativeMatrix) -> Tensor:
     return y
 
 
-def native_keep_largest(values: Tensor, k: int, filler: float) -> None:
-    """Values (N, V) below the k-th largest of their row become ``filler``, in place; `library` must have
-    given one.
-    """
-    count, size = values.shape
-    _found().keep_largest(pointer(values), count, size, min(k, size), filler)
-
-
 class NativeAbduction:
     """loc_U, scale_U and loc_U0 of features; `library` must have given one.
 
@@ -239,17 +230,48 @@ class NativeScorer:
         self._fill((loc_U, scale_U), (loc_U0, scale_U0), None, None, pointer(standing), best.data_ptr())
         return standing, best
 
+    def among(
+        self,
+        logits: Tensor,
+        k: int,
+        loc_U: Tensor,
+        scale_U: Tensor | None,
+        loc_U0: Tensor | None,
+        scale_U0: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """`standing` where ``logits`` (N, V) are among the k largest of their row, −inf elsewhere; without
+        ``scale_U`` W loc_U + b.
+        """
+        count, matrix = logits.shape[0], self._matrix
+        scores, best = torch.empty(count, matrix.rows), torch.empty(count, dtype=torch.int64)
+        outputs = self._scores(count, (loc_U0, scale_U0), None, None, pointer(scores), best.data_ptr())
+        given = [
+            (logits.contiguous(), matrix.rows),
+            (loc_U.contiguous(), matrix.columns),
+            (None if scale_U is None else scale_U.contiguous(), matrix.columns),
+        ]
+        of_logits, loc, scale = (pointer(part, (count, size)) for part, size in given)
+        _found().token_scores_among(
+            ctypes.byref(matrix), of_logits, min(k, matrix.rows), loc, scale, ctypes.byref(outputs), count
+        )
+        return scores, best
+
     def _fill(
         self, U: tuple[Tensor, Tensor], U0: tuple[Tensor | None, Tensor | None], *outputs: int | None
     ) -> None:
-        matrix, count, balance, threshold = self._matrix, U[0].shape[0], *self._pointers
+        matrix, count = self._matrix, U[0].shape[0]
         U = (U[0].contiguous(), U[1].contiguous())
-        common = [None if part is None else part.float().contiguous() for part in U0]
-        scores = _Scores(*outputs, balance, threshold, *(pointer(part, (count,)) for part in common))
         causes = [pointer(part, (count, matrix.columns)) for part in U]
+        scores = self._scores(count, U0, *outputs)
         _found().token_scores(
             ctypes.byref(matrix), *causes, ctypes.byref(scores), count, torch.get_num_threads()
         )
+
+    def _scores(self, count: int, U0: tuple[Tensor | None, Tensor | None], *outputs: int | None) -> _Scores:
+        common = [None if part is None else part.float().contiguous() for part in U0]
+        scores = _Scores(*outputs, *self._pointers, *(pointer(part, (count,)) for part in common))
+        scores.kept = common  # it points into them
+        return scores
 
 
 def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
@@ -290,7 +312,8 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.decoder_step.argtypes = [ctypes.c_void_p] * 2
     found.matrix_widened.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
     found.causes.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
-    found.keep_largest.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3 + [ctypes.c_double]
+    pointers = [ctypes.c_void_p] * 3
+    found.token_scores_among.argtypes = [*pointers[:2], ctypes.c_int64, *pointers, ctypes.c_int64]
     for name in FUNCTIONS:
         getattr(found, name).restype = None
     return found

@@ -10,6 +10,23 @@
 #include "scores.h"
 #include "selection.h"
 
+namespace {
+
+// The vectors that W meets, and the means of scale_U, which balance meets.
+struct Causes {
+  Vectors locs, scales;
+  std::vector<float> means;
+  Causes(const Matrix& m, const float* loc, const float* scale, int64_t batch) {
+    locs.prepare(m, loc, batch);
+    if (!scale) return;
+    scales.prepare(m, scale, batch);
+    for (int64_t b = 0; b < batch; ++b, scale += m.columns)
+      means.push_back(std::accumulate(scale, scale + m.columns, 0.0f) / m.columns);
+  }
+};
+
+}  // namespace
+
 extern "C" {
 
 // All blocks and the final norm for one new token per row.
@@ -55,24 +72,23 @@ void matrix_widened(const Matrix* matrix, float* y, int64_t threads) {
 void token_scores(const Matrix* matrix, const float* loc, const float* scale, const Scores* scores,
                   int64_t batch, int64_t threads) {
   const Matrix& m = *matrix;
-  Vectors locs, scales;
-  locs.prepare(m, loc, batch);
-  scales.prepare(m, scale, batch);
-  std::vector<float> means;  // of scale_U, which balance meets
-  for (int64_t b = 0; b < batch; ++b)
-    means.push_back(std::accumulate(scale + b * m.columns, scale + (b + 1) * m.columns, 0.0f) / m.columns);
+  const Causes causes(m, loc, scale, batch);
   in_parallel(threads, [&](int64_t thread, int64_t all) {
-    score(m, Range::share(m.rows, thread, all), locs, scales, batch, means.data(), *scores);
+    visits(Range::share(m.rows, thread, all), batch, kPairs, [&](Range rows, Visit visit) {
+      score(m, rows, causes.locs, causes.scales, visit, causes.means.data(), *scores);
+    });
   });
   for (int64_t b = 0; scores->best && b < batch; ++b)
     scores->best[b] = argmax(scores->standing + b * m.rows, m.rows);
 }
 
-// Values (batch, size) below the k-th largest of their row become `filler`.
-void keep_largest(float* values, int64_t batch, int64_t size, int64_t k, double filler) {
-  for (float* row = values; row < values + batch * size; row += size) {
-    const float least = kth_largest(row, size, k);
-    for (int64_t i = 0; i < size; ++i) row[i] = row[i] < least ? float(filler) : row[i];
-  }
+// The same only where logits (batch, rows) are among their k largest; without `scale`, W u + b for u = `loc`.
+void token_scores_among(const Matrix* matrix, const float* logits, int64_t k, const float* loc,
+                        const float* scale, const Scores* scores, int64_t batch) {
+  const Matrix& m = *matrix;
+  const Causes causes(m, loc, scale, batch);
+  for (int64_t b = 0; b < batch; ++b)
+    score_among(m, logits + b * m.rows, k, causes.locs, scale ? &causes.scales : nullptr, b,
+                causes.means.data(), *scores);
 }
 }

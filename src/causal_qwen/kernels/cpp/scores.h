@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "matrices.h"
+#include "selection.h"
 
 // loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean + scale_U0, (B, rows) each, or only
 // standing = (loc_S − threshold) / scale_S and its argmax `best` (B) where there is room for them.
@@ -117,22 +118,51 @@ void meet_all_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vect
 }
 
 template <typename Row>
-void multiply_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t batch,
+void meet_all_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
                     const float* means, const Scores& scores) {
-  visits(rows, batch, kPairs, [&](Range some, Visit visit) {
-    if (visit.count == 1) return meet_all_pairs<1, Row>(m, some, locs, scales, visit, means, scores);
-    meet_all_pairs<2, Row>(m, some, locs, scales, visit, means, scores);
-  });
+  if (visit.count == 1) return meet_all_pairs<1, Row>(m, rows, locs, scales, visit, means, scores);
+  meet_all_pairs<2, Row>(m, rows, locs, scales, visit, means, scores);
 }
 
-inline void score(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, int64_t batch,
+// The scores of some rows for the one or two pairs of a visit.
+inline void score(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
                   const float* means, const Scores& scores) {
   switch (m.kind) {
-    case kFloat32: return multiply_pairs<Float32Row>(m, rows, locs, scales, batch, means, scores);
-    case kBfloat16: return multiply_pairs<Bfloat16Row>(m, rows, locs, scales, batch, means, scores);
+    case kFloat32: return meet_all_pairs<Float32Row>(m, rows, locs, scales, visit, means, scores);
+    case kBfloat16: return meet_all_pairs<Bfloat16Row>(m, rows, locs, scales, visit, means, scores);
     case kBytes:
-      if (!m.shift) return multiply_pairs<PlainBytes>(m, rows, locs, scales, batch, means, scores);
-      return multiply_pairs<IntegerRow<8>>(m, rows, locs, scales, batch, means, scores);
-    default: return multiply_pairs<IntegerRow<4>>(m, rows, locs, scales, batch, means, scores);
+      if (!m.shift) return meet_all_pairs<PlainBytes>(m, rows, locs, scales, visit, means, scores);
+      return meet_all_pairs<IntegerRow<8>>(m, rows, locs, scales, visit, means, scores);
+    default: return meet_all_pairs<IntegerRow<4>>(m, rows, locs, scales, visit, means, scores);
   }
+}
+
+// W u + b of some rows and one vector.
+template <typename Row>
+void act_on(const Matrix& m, const std::vector<int64_t>& rows, const Vectors& u, int64_t b, float* y) {
+  for (const int64_t row : rows) meet<1, 1, false, Row>(m, {row}, u, Visit{b, 1, 0}, y, m.rows);
+}
+
+// Scores of row b of the batch where its logit is among the k largest, −∞ elsewhere: their standing, or W u + b
+// where there are no scales. Few rows of W are read for them.
+inline void score_among(const Matrix& m, const float* logits, int64_t k, const Vectors& locs,
+                        const Vectors* scales, int64_t b, const float* means, const Scores& scores) {
+  const float least = kth_largest(logits, m.rows, k);
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < m.rows; ++row)
+    if (!(logits[row] < least)) rows.push_back(row);
+  float* own = scores.standing + b * m.rows;
+  std::fill(own, own + m.rows, -INFINITY);
+  if (scales) {
+    for (const int64_t row : rows)
+      score(m, Range(row, row + 1), locs, *scales, Visit{b, 1, 0}, means, scores);
+  } else {
+    switch (m.kind) {
+      case kFloat32: act_on<Float32Row>(m, rows, locs, b, scores.standing); break;
+      case kBfloat16: act_on<Bfloat16Row>(m, rows, locs, b, scores.standing); break;
+      case kBytes: act_on<IntegerRow<8>>(m, rows, locs, b, scores.standing); break;
+      default: act_on<IntegerRow<4>>(m, rows, locs, b, scores.standing);
+    }
+  }
+  scores.best[b] = argmax(own, m.rows);
 }
