@@ -5,7 +5,7 @@ after the first token; a ratio is the median over rounds. llama.cpp takes part w
 works; it reads the embedded base in its 4 bits, and reports its own rate of generation.
 
     python benchmarks/decode.py                 # every figure, and docs/assets/decoder_cache.png with --plot
-    python benchmarks/decode.py --quick --json  # the ratios, in about two minutes
+    python benchmarks/decode.py --quick --json  # the ratios, in about three minutes
 """
 
 from __future__ import annotations
@@ -168,6 +168,11 @@ def engine_run(engine: Engine, ids: Tensor, tokens: int) -> list[float]:
     return _differences(times)
 
 
+def memory_run(array: Tensor) -> list[float]:
+    """Seconds to read an array that no cache holds, as often as a step is timed."""
+    return [seconds(array.sum) for _ in range(8)]
+
+
 def llama_cpp_rate(prompt: str, tokens: int) -> float:
     """Tokens per second of llama.cpp on the embedded 4-bit file, by its own count; the second of two runs."""
     import xllamacpp
@@ -199,12 +204,15 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
     }
     for precision, engine in engines.items():
         variants[precision] = functools.partial(engine_run, engine, ids, tokens)
+    array = torch.ones(1 << 26)
+    variants["memory"] = functools.partial(memory_run, array)
     task = {"prompt": base.tokenizer.decode(ids[0]), "tokens": tokens}
     peer = None
     if importlib.util.find_spec("xllamacpp") is not None:
         # A process of its own: its threads must not wait beside ours.
         peer = functools.partial(in_child, __file__, task)
     rates = rounds(variants, repeats, peer=peer)
+    limit = array.nbytes * max(rates.pop("memory"))  # bytes per second
     text = held_out(base.tokenizer)[:, :512]
     figures: dict[str, Any] = {
         "float32_vs_transformers": _ratio(rates, "float32", "transformers float32"),
@@ -215,7 +223,6 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
         "int4_top1_agreement": agreement(engines["float32"], engines["int4"], text),
         "batch8_vs_batch1": 8 * _ratio(rates, "batch 8", "float32"),
     }
-    limit = bandwidth()
     for name, values in rates.items():
         rows = 8 if name == "batch 8" else 1
         figures[f"{name}, tokens per second"] = rows * max(values)
@@ -347,12 +354,6 @@ def draw(rows: dict[int, dict[str, float]], file: Path) -> None:
     axes.legend(frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
-
-
-def bandwidth() -> float:
-    """Bytes per second that a sum over a large array reads, the best of a few."""
-    array = torch.ones(1 << 26)
-    return array.nbytes / min(seconds(array.sum) for _ in range(7))
 
 
 def _differences(times: list[float]) -> list[float]:

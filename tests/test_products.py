@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from causal_qwen.decoder.packed import quantise
 from causal_qwen.kernels import native
-from causal_qwen.kernels.decision import token_scores
-from causal_qwen.kernels.products import Matrix, dense_products, products
+from causal_qwen.kernels.decision import TokenScorer, token_scores
+from causal_qwen.kernels.products import Linear, Matrix, dense_products, products
 
 SIZES = [(203, 64, 1), (1, 32, 1), (204, 96, 2), (204, 64, 3), (8, 160, 8), (999, 32, 5), (31, 45, 7)]
 # Integers come in whole groups: 32 columns of 8 bits, 64 of 4.
@@ -100,9 +100,22 @@ def test_native_code_of_any_processor_and_one_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(native, "THREADING", (None,))
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(20, 128, generator=generator), torch.randn(3, 128, generator=generator)
-    for matrix in (Matrix(weight), Matrix(weight.bfloat16()), quantise(weight + 1), quantise(weight, 4)):
-        y = native.native_product(x, native.native_matrix(*matrix))
-        torch.testing.assert_close(y, x @ matrix.dense().T, rtol=1e-3, atol=1e-3)
+    whole = quantise((weight * 40).round().clamp(-127, 127) / 100)
+    for matrix in (
+        Matrix(weight),
+        Matrix(weight.bfloat16()),
+        quantise(weight + 1),
+        whole,
+        quantise(weight, 4),
+    ):
+        W = matrix.dense()
+        y, best = Linear(matrix).best(x)
+        torch.testing.assert_close(y, x @ W.T, rtol=1e-3, atol=1e-3)
+        assert torch.equal(best, y.argmax(-1))
+        standing, best = TokenScorer(matrix).standing(x, x.abs())
+        torch.testing.assert_close(standing, (x @ W.T) / (x.abs() @ W.abs().T), rtol=1e-3, atol=1e-3)
+        assert torch.equal(best, standing.argmax(-1))
+        assert torch.equal(TokenScorer(matrix).among(y, 1, x, x.abs())[1], y.argmax(-1))
     assert list((tmp_path / "compiled").glob("native-*.so"))
 
 

@@ -210,6 +210,7 @@ class ActionNetwork(nn.Module):
         temperature: float = 1.0,
         noise_gain: float = 1.0,
         epsilon: Tensor | None = None,
+        noise: Tensor | None = None,
     ) -> Cauchy:
         """U' = U with the exogenous noise b_noise: it widens the scale, or, sampled, it moves the location.
 
@@ -220,6 +221,7 @@ class ActionNetwork(nn.Module):
             temperature: T ≥ 0. 0 is the noise-free law, U itself.
             noise_gain: κ.
             epsilon: Standard Cauchy draws (..., D), required with ``do_sample``.
+            noise: |b_noise| (D,), where it is at hand.
 
         Raises:
             ValueError: If the temperature is negative or not finite, or ``epsilon`` is missing.
@@ -230,7 +232,8 @@ class ActionNetwork(nn.Module):
             )
         if temperature == 0:
             return U
-        noise = exact(magnitude(self.b_noise))  # (D,)
+        if noise is None:
+            noise = exact(magnitude(self.b_noise))
         if not do_sample:
             return Cauchy(U.loc, U.scale + noise)
         if epsilon is None:

@@ -129,20 +129,20 @@ class Decision:
         U, U0 = heads.causes(outputs)  # (B, D), (B,)
         action = heads.action
         if self.mode == "standard" and not self.do_sample:
-            widened = Cauchy(U.loc, U.scale + heads.noise) if self.temperature else U
+            widened = action.exogenous(U, temperature=self.temperature, noise=heads.noise)
             decided = self._standing(heads, widened, None, U0, input_ids, processors)
-            return self._choice(heads, *decided, law if self.temperature else lambda: action.numbers(U))
+            return self._choice(heads, *decided, law if self.temperature else lambda: action.numbers(widened))
         noise = self._noise(U.loc, position)  # (B, D + 1)
         epsilon = noise[:, :-1]
-        gain = self.temperature * self.noise_gain
         if self.mode == "standard":
-            moved = Cauchy(torch.addcmul(U.loc, heads.noise, epsilon, value=gain), U.scale)
+            move = functools.partial(action.exogenous, U, do_sample=True, epsilon=epsilon, noise=heads.noise)
+            moved = move(temperature=self.temperature, noise_gain=self.noise_gain)
             decided = self._standing(heads, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
-            own = functools.partial(action.exogenous, U, do_sample=True, temperature=self.temperature)
-            return self._choice(heads, *decided, lambda: action.numbers(own(epsilon=epsilon)))
+            own = functools.partial(move, temperature=self.temperature)
+            return self._choice(heads, *decided, lambda: action.numbers(own()))
         reach = U.scale + heads.noise  # (B, D)
-        u = torch.addcmul(U.loc, reach, epsilon, value=gain)  # (B, D)
+        u = torch.addcmul(U.loc, reach, epsilon, value=self.temperature * self.noise_gain)  # (B, D)
         decided = self._acting(heads, u, U.loc, input_ids, processors)
 
         def drawn() -> Tensor:
