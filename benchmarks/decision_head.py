@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from causal_qwen.kernels.decision import choose_token, token_scores
+from causal_qwen.kernels.decision import TokenScorer, token_scores
 from measure import in_child, interleaved, peak_beyond, progress, ratio, seconds, show
 
 SIZES = ((49_152, 576), (151_936, 896))
@@ -104,7 +104,7 @@ def decisions(
     loc_U = torch.randn(batch, width, generator=generator)
     scale_U = torch.rand(batch, width, generator=generator) + 0.01
     narrow_loc, narrow_scale = loc_U.to(weight.dtype), scale_U.to(weight.dtype)
-    threshold = torch.zeros(vocab)
+    scorer = TokenScorer(weight, threshold=torch.zeros(vocab))
 
     def dense() -> None:
         F.linear(narrow_loc, weight)
@@ -122,7 +122,7 @@ def decisions(
         "dense": dense,
         "ours": lambda: token_scores(loc_U, scale_U, weight),
         "ours, no compiler": without_compiler,
-        "ours, choice": lambda: choose_token(*token_scores(loc_U, scale_U, weight), threshold),
+        "ours, choice": lambda: scorer.standing(loc_U, scale_U)[1],
     }
     return {name: runs[name] for name in variants}
 

@@ -1,7 +1,6 @@
 """The kernels beneath the loss and the decision head: exactness, choice of path, life without a compiler."""
 
 import logging
-import math
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from causal_qwen.decoder.packed import quantise
 from causal_qwen.heads import ActionNetwork
 from causal_qwen.kernels import decision, tail
 from causal_qwen.kernels.compiled import CompiledKernel, compilation_enabled
-from causal_qwen.kernels.decision import choose_token, token_scores
+from causal_qwen.kernels.decision import TokenScorer, token_scores
 from causal_qwen.kernels.negatives import draw_candidates, proposal_weights
 from causal_qwen.kernels.ovr import choose_blocks
 from causal_qwen.kernels.products import Matrix
@@ -292,16 +291,16 @@ def test_absolute_values_of_the_whole_matrix_are_never_stored(monkeypatch):
 
 
 def test_the_choice_is_the_argmax_of_probability_without_its_ties():
-    loc = torch.tensor([[1e8, 3e8, -2.0], [5.0, 1.0, 2.0]])
+    """With W = 1 a cause is its own score."""
+    loc = torch.tensor([[1e8, 3e8, -2.0], [5.0, 1.0, 2.0]])  # both of the first two are certain in float32
     scale = torch.tensor([[1.0, 1.0, 1.0], [10.0, 0.1, 1.0]])
-    threshold = torch.tensor([0.5, 0.0, 1.0])
-    assert choose_token(loc, scale, threshold).tolist() == [1, 1]
-    excluded = torch.tensor([0.0, -math.inf, 0.0])
-    assert choose_token(loc, scale, threshold, adjustment=excluded).tolist() == [0, 2]
-    assert choose_token(loc, scale, threshold, adjustment=torch.tensor([1e9, 0.0, 0.0])).tolist() == [0, 0]
+    scorer = TokenScorer(torch.eye(3), threshold=torch.tensor([0.5, 0.0, 1.0]))
+    assert scorer.standing(loc, scale)[1].tolist() == [1, 1]
     generator = torch.Generator().manual_seed(0)
     S = Cauchy(torch.randn(50, 9, generator=generator), torch.rand(50, 9, generator=generator) + 0.1)
-    assert torch.equal(choose_token(S.loc, S.scale, torch.zeros(9)), S.sf(torch.zeros(9)).argmax(-1))
+    for rows in (slice(0, 40), slice(0, 50)):  # natively, and in torch
+        _, best = TokenScorer(torch.eye(9)).standing(S.loc[rows], S.scale[rows])
+        assert torch.equal(best, S.sf(torch.zeros(9)).argmax(-1)[rows])
 
 
 def test_the_action_network_scores_alike_with_and_without_gradients():

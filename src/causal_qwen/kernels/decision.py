@@ -13,15 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.kernels.compiled import CompiledKernel
-from causal_qwen.kernels.native import (
-    LARGEST_NATIVE,
-    NativeScorer,
-    native_matrix,
-    runs_native,
-)
+from causal_qwen.kernels.native import LARGEST_NATIVE, NativeScorer, native_matrix, runs_native
 from causal_qwen.kernels.products import Matrix
 
-__all__ = ["TokenScorer", "choose_token", "token_scores"]
+__all__ = ["TokenScorer", "token_scores"]
 
 # Positions that one compiled pass over W carries; other counts are padded up to the next.
 PASS_SIZES = (1, 2, 4, 8)
@@ -175,26 +170,6 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """`TokenScorer.scores` of a W that is met once."""
     return TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
-
-
-def choose_token(
-    loc_S: Tensor, scale_S: Tensor, threshold: Tensor, *, adjustment: Tensor | None = None
-) -> Tensor:
-    """argmax_k (loc_S,k − C_k)/scale_S,k = argmax_k P(S_k > C_k), with no probability computed.
-
-    Args:
-        loc_S: (..., V).
-        scale_S: (..., V).
-        threshold: (V,) C.
-        adjustment: (..., V) added to the scores; −inf excludes a token. None adds nothing.
-
-    Returns:
-        Token ids, (...).
-    """
-    distance = loc_S - threshold
-    if adjustment is not None:
-        distance = distance + adjustment
-    return (distance / scale_S).argmax(-1)
 
 
 def _flat(

@@ -51,14 +51,15 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-er
 THREADING = ("-fopenmp", None)
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 INTEGER_KINDS = {8: 2, 4: 3}  # by bits
-FUNCTIONS = (
-    "matrix_product",
-    "matrix_widened",
-    "causes",
-    "token_scores",
-    "token_scores_among",
-    "decoder_step",
-)
+# What the functions take: pointers and integers.
+SIGNATURES = {
+    "matrix_product": "ppppii",
+    "matrix_widened": "ppi",
+    "causes": "ppppii",
+    "token_scores": "ppppii",
+    "token_scores_among": "ppipppi",
+    "decoder_step": "pp",
+}
 ACTIVATIONS = ("exp", "softplus", "abs")
 GROUP = 32  # columns of integers that share a scale
 # Vectors beyond which matrix products may win: at 48 native code still takes two thirds of their time.
@@ -307,15 +308,10 @@ def _load(tell: Callable[[str], None]) -> ctypes.CDLL | None:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    found.matrix_product.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
-    found.token_scores.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
-    found.decoder_step.argtypes = [ctypes.c_void_p] * 2
-    found.matrix_widened.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64]
-    found.causes.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2
-    pointers = [ctypes.c_void_p] * 3
-    found.token_scores_among.argtypes = [*pointers[:2], ctypes.c_int64, *pointers, ctypes.c_int64]
-    for name in FUNCTIONS:
-        getattr(found, name).restype = None
+    kinds = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
+    for name, taken in SIGNATURES.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = [kinds[kind] for kind in taken], None
     return found
 
 

@@ -301,24 +301,28 @@ void meet_all(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, 
 }
 
 template <bool add, typename Row>
-void multiply_rows(const Matrix& m, Range rows, const Vectors& vectors, int64_t batch, float* y,
-                   int64_t stride) {
-  visits(rows, batch, kVectors, [&](Range some, Visit visit) {
-    switch (visit.count) {
-      case 1: return meet_all<1, add, Row>(m, some, vectors, visit, y, stride);
-      case 2: return meet_all<2, add, Row>(m, some, vectors, visit, y, stride);
-      case 3: return meet_all<3, add, Row>(m, some, vectors, visit, y, stride);
-      default: return meet_all<4, add, Row>(m, some, vectors, visit, y, stride);
-    }
-  });
+void meet_all(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y, int64_t stride) {
+  switch (visit.count) {
+    case 1: return meet_all<1, add, Row>(m, rows, vectors, visit, y, stride);
+    case 2: return meet_all<2, add, Row>(m, rows, vectors, visit, y, stride);
+    case 3: return meet_all<3, add, Row>(m, rows, vectors, visit, y, stride);
+    default: return meet_all<4, add, Row>(m, rows, vectors, visit, y, stride);
+  }
+}
+
+// y (+)= W x + b of some rows for the vectors of a visit.
+template <bool add>
+void act(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y, int64_t stride) {
+  switch (m.kind) {
+    case kFloat32: return meet_all<add, Float32Row>(m, rows, vectors, visit, y, stride);
+    case kBfloat16: return meet_all<add, Bfloat16Row>(m, rows, vectors, visit, y, stride);
+    case kBytes: return meet_all<add, IntegerRow<8>>(m, rows, vectors, visit, y, stride);
+    default: return meet_all<add, IntegerRow<4>>(m, rows, vectors, visit, y, stride);
+  }
 }
 
 template <bool add>
 void multiply(const Matrix& m, Range rows, const Vectors& vectors, int64_t batch, float* y, int64_t stride) {
-  switch (m.kind) {
-    case kFloat32: return multiply_rows<add, Float32Row>(m, rows, vectors, batch, y, stride);
-    case kBfloat16: return multiply_rows<add, Bfloat16Row>(m, rows, vectors, batch, y, stride);
-    case kBytes: return multiply_rows<add, IntegerRow<8>>(m, rows, vectors, batch, y, stride);
-    default: return multiply_rows<add, IntegerRow<4>>(m, rows, vectors, batch, y, stride);
-  }
+  visits(rows, batch, kVectors,
+         [&](Range some, Visit visit) { act<add>(m, some, vectors, visit, y, stride); });
 }

@@ -137,32 +137,19 @@ inline void score(const Matrix& m, Range rows, const Vectors& locs, const Vector
   }
 }
 
-// W u + b of some rows and one vector.
-template <typename Row>
-void act_on(const Matrix& m, const std::vector<int64_t>& rows, const Vectors& u, int64_t b, float* y) {
-  for (const int64_t row : rows) meet<1, 1, false, Row>(m, {row}, u, Visit{b, 1, 0}, y, m.rows);
-}
-
 // Scores of row b of the batch where its logit is among the k largest, −∞ elsewhere: their standing, or W u + b
 // where there are no scales. Few rows of W are read for them.
 inline void score_among(const Matrix& m, const float* logits, int64_t k, const Vectors& locs,
                         const Vectors* scales, int64_t b, const float* means, const Scores& scores) {
   const float least = kth_largest(logits, m.rows, k);
-  std::vector<int64_t> rows;
-  for (int64_t row = 0; row < m.rows; ++row)
-    if (!(logits[row] < least)) rows.push_back(row);
+  const Visit visit{b, 1, 0};
   float* own = scores.standing + b * m.rows;
   std::fill(own, own + m.rows, -INFINITY);
-  if (scales) {
-    for (const int64_t row : rows)
-      score(m, Range(row, row + 1), locs, *scales, Visit{b, 1, 0}, means, scores);
-  } else {
-    switch (m.kind) {
-      case kFloat32: act_on<Float32Row>(m, rows, locs, b, scores.standing); break;
-      case kBfloat16: act_on<Bfloat16Row>(m, rows, locs, b, scores.standing); break;
-      case kBytes: act_on<IntegerRow<8>>(m, rows, locs, b, scores.standing); break;
-      default: act_on<IntegerRow<4>>(m, rows, locs, b, scores.standing);
-    }
+  for (int64_t row = 0; row < m.rows; ++row) {
+    if (logits[row] < least) continue;
+    const Range one(row, row + 1);
+    scales ? score(m, one, locs, *scales, visit, means, scores)
+           : act<false>(m, one, locs, visit, scores.standing, m.rows);
   }
   scores.best[b] = argmax(own, m.rows);
 }
