@@ -273,6 +273,8 @@ def test_what_the_engine_cannot_do_is_said():
         )
     with pytest.raises(ValueError, match="do not fit the context of 512"):
         model.generate(ids, max_new_tokens=600, eos_token_id=None, engine=engine)
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        model.generate(ids[:, :0], max_new_tokens=2, engine=engine)
 
 
 def test_eight_bits_decide_as_the_model_of_their_weights():

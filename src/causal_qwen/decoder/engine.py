@@ -83,7 +83,7 @@ class Engine:
     def embed(self, input_ids: Tensor) -> Tensor:
         """Rows of the embedding, (B, T) → (B, T, H), float32."""
         rows = self.weights.embedding.rows(input_ids.flatten()).dense()
-        return rows.view(*input_ids.shape, -1)
+        return rows.view(*input_ids.shape, self.config.hidden_size)
 
     @torch.no_grad()
     def hidden(
