@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from causal_qwen.cauchy import Cauchy
 from causal_qwen.losses import ovr_loss
 from measure import available, in_child, interleaved, peak_beyond, progress, ratio, show
 
@@ -240,7 +241,9 @@ def exactness() -> dict[str, float]:
 
     def evaluate(impl: Any, dtype: torch.dtype) -> list[Tensor]:
         leaves = {name: value.to(dtype).requires_grad_() for name, value in inputs.items()}
-        loss = ovr_loss(labels=labels, impl=impl, **leaves)
+        U, U0 = (Cauchy(leaves[f"loc_{name}"], leaves[f"scale_{name}"]) for name in ("U", "U0"))
+        heads = {name: leaves[name] for name in ("bias", "balance", "threshold")}
+        loss = ovr_loss(U, U0, leaves["weight"], labels, impl=impl, **heads)
         loss.backward()
         return [
             loss.detach().double(),

@@ -155,14 +155,6 @@ def test_linear_map_is_the_law_of_the_sum():
         assert statistic.pvalue > 1e-3
 
 
-def test_affine_map_takes_the_absolute_factor():
-    law = Cauchy(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0])).affine(
-        torch.tensor([-2.0, 3.0]), torch.tensor(1.0)
-    )
-    assert law.loc.tolist() == [-1.0, 7.0]
-    assert law.scale.tolist() == [1.0, 3.0]
-
-
 @pytest.mark.parametrize("floor", [0.0, 0.01, 0.5])
 def test_draws_follow_the_truncated_law(floor):
     generator = torch.Generator().manual_seed(1)

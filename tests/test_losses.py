@@ -45,10 +45,9 @@ def evaluate(inputs, labels, impl, *, dtype=torch.float32, frozen=(), **options)
 
 
 def call(inputs, labels, impl, **options):
-    rest = {name: inputs[name] for name in NAMES[3:]}
-    return ovr_loss(
-        inputs["loc_U"], inputs["scale_U"], inputs["weight"], labels, impl=impl, **rest, **options
-    )
+    U, U0 = (Cauchy(inputs[f"loc_{name}"], inputs[f"scale_{name}"]) for name in ("U", "U0"))
+    rest = {name: inputs[name] for name in ("bias", "balance", "threshold")}
+    return ovr_loss(U, U0, inputs["weight"], labels, impl=impl, **rest, **options)
 
 
 def relative(ours, exact):

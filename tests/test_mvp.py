@@ -341,7 +341,8 @@ def test_the_loss_on_scores_is_the_loss_of_the_model(ids):
     model = tiny_mvp()
     with torch.no_grad():
         outputs = model(ids)
-        U = model.action.exogenous(Cauchy(outputs.loc_U, outputs.scale_U))
+        U = model.action.exogenous(outputs.U)
+    mask_all = torch.ones_like(ids, dtype=torch.bool)  # (3, T) positions, flat
     labels = torch.cat([ids[:, 1:], ids.new_full((3, 1), -100)], dim=1)
     labels[0, :4] = -100
     computer = LossComputer(model.config)
@@ -349,15 +350,13 @@ def test_the_loss_on_scores_is_the_loss_of_the_model(ids):
         outputs.loc_S, outputs.scale_S, labels, thresholds=model.action.threshold
     )
     expected = ovr_loss(
-        U.loc.flatten(0, 1),
-        U.scale.flatten(0, 1),
+        U[mask_all],
+        outputs.U0[mask_all],
         model.lm_head.weight,
         labels.flatten(),
         bias=model.action.bias,
         balance=model.action.balance,
         threshold=model.action.threshold,
-        loc_U0=outputs.loc_U0.flatten(),
-        scale_U0=outputs.scale_U0.flatten(),
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
     mask = torch.ones_like(ids)

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from causal_qwen.cli import app
-from causal_qwen.simulation import CausalEngine, StructuralModel, simulate
+from causal_qwen.simulation import Mechanism, StructuralModel, simulate
 from causal_qwen.simulation.experiments import OUTLIER_SHARES, TOLERANCES
 from causal_qwen.simulation.plot import draw_simulation
 
@@ -46,7 +46,7 @@ def test_nobody_is_better_than_the_best(truth):
 
 
 def test_the_engine_uses_the_models_own_heads(truth):
-    engine = CausalEngine(truth.hidden_size, truth.size, truth.vocab_size, seed=0)
+    engine = Mechanism(truth.hidden_size, truth.size, truth.vocab_size, seed=0)
     features = torch.randn(50, truth.hidden_size)
     _, _, Y = engine(features)
     torch.testing.assert_close(Y.loc, features @ engine.slope() + engine.intercept())
@@ -56,7 +56,7 @@ def test_the_engine_uses_the_models_own_heads(truth):
 
 
 def test_squared_and_cauchy_heads_start_alike(truth):
-    engines = [CausalEngine(truth.hidden_size, truth.size, truth.vocab_size, seed=5) for _ in range(2)]
+    engines = [Mechanism(truth.hidden_size, truth.size, truth.vocab_size, seed=5) for _ in range(2)]
     for one, other in zip(*(engine.parameters() for engine in engines), strict=True):
         assert torch.equal(one, other)
 

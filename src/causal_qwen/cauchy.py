@@ -44,10 +44,9 @@ class Cauchy:
         """The same law at some of its elements."""
         return Cauchy(self.loc[index], self.scale[index])
 
-    def affine(self, weight: Tensor, bias: Tensor | None = None) -> Cauchy:
-        """a·X + b ~ Cauchy(a·loc + b, |a|·scale), elementwise."""
-        loc = weight * self.loc
-        return Cauchy(loc if bias is None else loc + bias, weight.abs() * self.scale)
+    def to(self, *options: Any) -> Cauchy:
+        """The same law in another dtype or on another device, as in `Tensor.to`."""
+        return Cauchy(self.loc.to(*options), self.scale.to(*options))
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Cauchy:
         """W·X + b ~ Cauchy(W·loc + b, |W|·scale), the sum of independent dimensions.

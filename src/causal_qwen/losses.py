@@ -12,27 +12,39 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
-from causal_qwen.heads import exact
 from causal_qwen.kernels.negatives import Proposal, draw_candidates, proposal_weights
 from causal_qwen.kernels.ovr import Scores, ovr_sum
 
-__all__ = ["IGNORE_INDEX", "OvrImpl", "number_gate", "number_loss", "ovr_loss"]
+__all__ = ["IGNORE_INDEX", "OvrImpl", "number_gate", "number_loss", "ovr_loss", "ovr_terms"]
 
 IGNORE_INDEX = -100
 OvrImpl = Literal["reference", "fused", "sampled"]
 
 
+def ovr_terms(S: Cauchy, threshold: Tensor, labels: Tensor) -> Tensor:
+    """−Σ_k [ y_k log P(S_k > C_k) + (1 − y_k) log P(S_k ≤ C_k) ] of each position, (...).
+
+    Args:
+        S: Token scores, (..., V); a scale that is the same for all may be a scalar.
+        threshold: C, (V,) or a scalar.
+        labels: (...) token ids.
+    """
+    column = labels.unsqueeze(-1)
+    scale, threshold = S.scale.expand_as(S.loc), threshold.expand_as(S.loc)
+    label = Cauchy(S.loc.gather(-1, column), scale.gather(-1, column))
+    is_label = label.log_sf(threshold.gather(-1, column))  # (..., 1)
+    return -S.log_cdf(threshold).scatter(-1, column, is_label).sum(-1)
+
+
 def ovr_loss(
-    loc_U: Tensor,
-    scale_U: Tensor,
+    U: Cauchy,
+    U0: Cauchy,
     weight: Tensor,
     labels: Tensor,
     *,
     bias: Tensor,
     balance: Tensor,
     threshold: Tensor,
-    loc_U0: Tensor,
-    scale_U0: Tensor,
     num_items: Tensor | int | None = None,
     impl: OvrImpl = "reference",
     block_size: int | None = None,
@@ -48,15 +60,13 @@ def ovr_loss(
     least, under autocast too.
 
     Args:
-        loc_U: (N, D) locations of U'.
-        scale_U: (N, D) scales of U', > 0.
+        U: U', (N, D), scales > 0.
+        U0: The common cause, (N,).
         weight: (V, D) W, any float dtype.
         labels: (N,) token ids; −100 is ignored and costs nothing.
         bias: (V,) b.
         balance: (V,) relative read-out noise; its magnitude counts.
         threshold: (V,) C.
-        loc_U0: (N,) location of the common cause.
-        scale_U0: (N,) scale of the common cause.
         num_items: What the sum is divided by; None divides by the number of labels that are not ignored.
         impl: "reference" is dense autograd. "fused" gives the same number and gradients in one walk over
             blocks of W that keeps no (N, V) tensor. "sampled" estimates both, unbiased, from the labels of
@@ -88,23 +98,20 @@ def ovr_loss(
     if num_items is None:
         num_items = valid.sum().clamp(min=1)
     if not valid.all():
-        labels, loc_U, scale_U, loc_U0, scale_U0 = (
-            tensor[valid] for tensor in (labels, loc_U, scale_U, loc_U0, scale_U0)
-        )
+        labels, U, U0 = labels[valid], U[valid], U0[valid]
     strange = labels[(labels < 0) | (labels >= vocab_size)]
     if strange.numel():
         raise ValueError(f"a label is {strange[0]}; W has {vocab_size} rows, {IGNORE_INDEX} is ignored")
 
-    with torch.autocast(loc_U.device.type, enabled=False):
-        dtype = torch.promote_types(exact(loc_U).dtype, weight.dtype)
-        U, U0 = Cauchy(loc_U.to(dtype), scale_U.to(dtype)), Cauchy(loc_U0.to(dtype), scale_U0.to(dtype))
+    with torch.autocast(U.loc.device.type, enabled=False):
+        dtype = torch.promote_types(U.loc.dtype, weight.dtype)
+        U, U0 = U.to(dtype), U0.to(dtype)
         bias, threshold, balance = bias.to(dtype), threshold.to(dtype), magnitude(balance.to(dtype))
         if impl == "reference":
             S = U.linear(weight.to(dtype), bias)
             read_out = balance * U.scale.mean(-1, keepdim=True)  # (N, V)
             S = Cauchy(S.loc + U0.loc[:, None], S.scale + read_out + U0.scale[:, None])
-            is_label = torch.nn.functional.one_hot(labels, vocab_size).bool()
-            return -torch.where(is_label, S.log_sf(threshold), S.log_cdf(threshold)).sum() / num_items
+            return ovr_terms(S, threshold, labels).sum() / num_items
 
         offset = bias - threshold  # (V,): the threshold of every token moves to 0
         importance = torch.ones_like(offset)
@@ -151,5 +158,4 @@ def number_loss(Y: Cauchy, target: Tensor, gate: Tensor, *, num_items: Tensor | 
     if num_items is None:
         num_items = max(target.numel(), 1)
     # In the target's precision: a linear value space holds targets that float32 cannot.
-    law = Cauchy(Y.loc.to(target.dtype), Y.scale.to(target.dtype))
-    return (-(gate * law.log_prob(target)).sum() / num_items).to(Y.loc.dtype)
+    return (-(gate * Y.to(target.dtype).log_prob(target)).sum() / num_items).to(Y.loc.dtype)

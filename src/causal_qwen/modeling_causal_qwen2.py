@@ -71,6 +71,26 @@ class CausalLMOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
 
+    @property
+    def U(self) -> Cauchy:
+        """The individual, (B, K, D)."""
+        return Cauchy(self.loc_U, self.scale_U)
+
+    @property
+    def U0(self) -> Cauchy:
+        """The common cause, (B, K)."""
+        return Cauchy(self.loc_U0, self.scale_U0)
+
+    @property
+    def S(self) -> Cauchy:
+        """The token scores, (B, K, V), with ``output_scores=True``."""
+        return Cauchy(self.loc_S, self.scale_S)
+
+    @property
+    def Y(self) -> Cauchy:
+        """The number in value space, (B, K)."""
+        return Cauchy(self.loc_Y, self.scale_Y)
+
 
 @dataclass(frozen=True)
 class NumberPrediction:
@@ -338,15 +358,13 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
         share = 1.0 if num_items_in_batch is None else labels.numel() / num_items_in_batch
         num_items = max(labels.numel(), 1) if num_items_in_batch is None else num_items_in_batch
         cls_loss = ovr_loss(
-            U.loc,
-            U.scale,
+            U,
+            U0,
             self.lm_head.weight,
             labels,
             bias=action.bias,
             balance=action.balance,
             threshold=action.threshold,
-            loc_U0=U0.loc,
-            scale_U0=U0.scale,
             num_items=num_items,
             impl=config.loss_impl,
             num_negatives=config.num_negatives,

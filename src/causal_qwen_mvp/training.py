@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.heads import exact
-from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.losses import IGNORE_INDEX, ovr_terms
 from causal_qwen_mvp.models import CausalQwen2Config, CausalQwenMVPForCausalLM
 
 __all__ = ["CausalTrainer", "LossComputer", "TrainingValidator"]
@@ -169,9 +169,7 @@ class LossComputer:
             dtype=S.loc.dtype,
             device=S.loc.device,
         )
-        is_label = torch.nn.functional.one_hot(labels[valid], S.loc.shape[-1]).bool()
-        log_prob = torch.where(is_label, S.log_sf(C), S.log_cdf(C))
-        return -log_prob.sum() / valid.sum().clamp(min=1)
+        return ovr_terms(S, C, labels[valid]).sum() / valid.sum().clamp(min=1)
 
     def compute_regularization_loss(self, model: CausalQwenMVPForCausalLM) -> Tensor:
         """1e-5·Σ‖θ‖₂ over the parameters of the causal heads. Modern: the optimizer's weight_decay."""

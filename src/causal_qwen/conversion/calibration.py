@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from causal_qwen.cauchy import log_tail, standard_draw
+from causal_qwen.cauchy import Cauchy, standard_draw
 from causal_qwen.heads import exact
+from causal_qwen.losses import ovr_terms
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Calibration", "Features", "Ridge", "calibrate", "features", "match_gain", "ridge", "windows"]
@@ -219,20 +220,14 @@ def ridge(features: Tensor, target: Tensor, *, slack: float = 0.0) -> Ridge:
 def _ovr_objective(
     model: CausalQwen2ForCausalLM, z: Tensor, labels: Tensor, shift: Tensor
 ) -> Callable[[float, float], float]:
-    """The One-vs-Rest loss per position as a function of (log scale_S, C), the shift being held out.
-
-    log P(S ≤ C) of all tokens is summed, then the label's term is exchanged for log P(S > C).
-    """
+    """The One-vs-Rest loss per position as a function of (log scale_S, C), the shift being held out."""
     scores = torch.cat(list(_logit_blocks(model, z))) - shift[:, None]  # (FIT_POSITIONS, V)
-    label_scores = scores.gather(-1, labels[:, None]).squeeze(-1)
 
     def loss(log_scale: float, threshold: float) -> float:
-        scale = torch.full((), math.exp(log_scale), device=scores.device)
-        negatives = sum(
-            log_tail(block - threshold, scale).double().sum().item() for block in scores.split(64)
-        )
-        swap = log_tail(threshold - label_scores, scale) - log_tail(label_scores - threshold, scale)
-        return -(negatives + swap.double().sum().item()) / len(labels)
+        scale, C = (torch.tensor(value, device=scores.device) for value in (math.exp(log_scale), threshold))
+        blocks = zip(scores.split(64), labels.split(64), strict=True)
+        terms = [ovr_terms(Cauchy(block, scale), C, tokens) for block, tokens in blocks]
+        return torch.cat(terms).double().mean().item()
 
     return loss
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion.calibration import windows
 from causal_qwen.conversion.sources import Base
 from causal_qwen.conversion.transfer import added_parameters
 from causal_qwen.heads import exact
+from causal_qwen.losses import ovr_terms
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Parity", "measure_parity"]
@@ -60,7 +59,7 @@ def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Pari
         input_ids, labels = window[None, :-1].to(model.device), window[1:].to(model.device)
         outputs = model(input_ids=input_ids, output_logits=False)
         z = base.model.model(input_ids=input_ids).last_hidden_state[0]
-        laws = (Cauchy(outputs.loc_U[0], outputs.scale_U[0]), Cauchy(outputs.loc_U0[0], outputs.scale_U0[0]))
+        laws = (outputs.U[0], outputs.U0[0])
         for start in range(0, len(labels), POSITIONS):
             block = slice(start, start + POSITIONS)
             U, U0 = (law[block] for law in laws)
@@ -70,9 +69,8 @@ def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Pari
             diffs.append((logits[:, : expected.shape[-1]] - expected)[:, known].abs().max())
             S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
             agreements.append(model.action.standing(S).argmax(-1) == expected.argmax(-1))
-            prob_sum, loss = _ovr(S, model.action.threshold, labels[block])
-            prob_sums.append(prob_sum)
-            losses.append(loss)
+            prob_sums.append(S.sf(model.action.threshold).sum(-1))
+            losses.append(ovr_terms(S, model.action.threshold, labels[block]))
             nlls.append(torch.nn.functional.cross_entropy(logits, labels[block], reduction="none"))
     return Parity(
         positions=sum(map(len, losses)),
@@ -84,12 +82,3 @@ def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Pari
         added_parameters_fraction=added_parameters(model, base) / base.model.num_parameters(),
         dtype=str(model.dtype).removeprefix("torch."),
     )
-
-
-def _ovr(S: Cauchy, threshold: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """ΣP_k and the One-vs-Rest loss of each position, both (n,)."""
-    column = labels[:, None]
-    log_rest = S.log_cdf(threshold)  # (n, V)
-    label = Cauchy(S.loc.gather(-1, column), S.scale.gather(-1, column)).log_sf(threshold[column])
-    loss = -(log_rest.sum(-1) + (label - log_rest.gather(-1, column)).squeeze(-1))
-    return S.sf(threshold).sum(-1), loss

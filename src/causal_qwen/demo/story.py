@@ -333,14 +333,14 @@ def _explained(tuned: Tuned, text: str) -> tuple[list[str], list[float | None], 
     batch = tuned.processor(text, return_tensors="pt")
     outputs = tuned.model(**batch, output_scores=True, output_logits=False)
     ids, values = batch["input_ids"][0], batch["numeric_values"][0]
-    S = Cauchy(outputs.loc_S[0, :-1], outputs.scale_S[0, :-1])  # (T − 1, V)
+    S = outputs.S[0, :-1]  # (T − 1, V)
     prob = S.sf(tuned.model.action.threshold).gather(1, ids[1:, None]).squeeze(1)
     is_number = ids == tuned.processor.num_token_id
     tokens = [
         format_number(value) if number else tuned.processor.tokenizer.decode([token])
         for token, value, number in zip(ids.tolist(), values.tolist(), is_number.tolist(), strict=True)
     ]
-    U = tuned.model.action.exogenous(Cauchy(outputs.loc_U[0].double(), outputs.scale_U[0].double()))
+    U = tuned.model.action.exogenous(outputs.U[0].to(torch.float64))
     return tokens, [None, *prob.tolist()], U
 
 

@@ -72,12 +72,12 @@ def _positions(model: CausalQwen2ForCausalLM, batch: Mapping[str, Any]) -> Posit
     labels, values = shifted(labels, IGNORE_INDEX), shifted(values.double(), 0.0)
     valid = labels != IGNORE_INDEX  # (B, T)
     outputs: Any = model(**inputs, output_logits=False, use_cache=False)
-    U = Cauchy(outputs.loc_U[valid], outputs.scale_U[valid])
+    U = outputs.U[valid]
     return Positions(
         U=U,
         U_noisy=model.action.exogenous(U),
-        U0=Cauchy(outputs.loc_U0[valid], outputs.scale_U0[valid]),
-        Y=Cauchy(outputs.loc_Y[valid], outputs.scale_Y[valid]),
+        U0=outputs.U0[valid],
+        Y=outputs.Y[valid],
         labels=labels[valid],
         values=values[valid],
     )

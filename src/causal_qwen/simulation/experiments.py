@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causal_qwen.simulation.engine import CausalEngine, NumberLoss
+from causal_qwen.simulation.mechanism import Mechanism, NumberLoss
 from causal_qwen.simulation.structure import Individuals, StructuralModel
 
 __all__ = ["OUTLIER_SHARES", "TOLERANCES", "Convergence", "Robustness", "Simulation", "simulate"]
@@ -143,7 +143,7 @@ def simulate(
 def _converge(truth: StructuralModel, count: int, steps: int, seed: int) -> Convergence:
     seen = truth.draw(count, seed=seed + 1)
     held_out = truth.draw(count // 4, seed=seed + 2)
-    engine = CausalEngine(truth.hidden_size, truth.size, truth.vocab_size, seed=seed)
+    engine = Mechanism(truth.hidden_size, truth.size, truth.vocab_size, seed=seed)
     measured: list[tuple[int, dict[str, float]]] = []
 
     def watch(step: int) -> None:
@@ -164,7 +164,7 @@ def _converge(truth: StructuralModel, count: int, steps: int, seed: int) -> Conv
 
 
 @torch.no_grad()
-def _measure(engine: CausalEngine, held_out: Individuals) -> dict[str, float]:
+def _measure(engine: Mechanism, held_out: Individuals) -> dict[str, float]:
     U, U0, Y = engine(held_out.features)
     is_num = held_out.labels == engine.weight.shape[0] - 1
     prob_num = engine.prob_num(U, U0)
@@ -178,9 +178,7 @@ def _measure(engine: CausalEngine, held_out: Individuals) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _parameter_errors(
-    engine: CausalEngine, truth: StructuralModel, held_out: Individuals
-) -> dict[str, float]:
+def _parameter_errors(engine: Mechanism, truth: StructuralModel, held_out: Individuals) -> dict[str, float]:
     U, U0, Y = engine(held_out.features)
     slope = truth.M.T @ truth.w
     # Where no number comes, nothing says how uncertain one would be.
@@ -207,7 +205,7 @@ def _withstand(truth: StructuralModel, count: int, steps: int, seed: int) -> Rob
     for share in OUTLIER_SHARES:
         recorded = values[:count] + torch.where(rank < share, jump, 0.0)
         for kind, found in errors.items():
-            engine = CausalEngine(truth.hidden_size, truth.size, truth.vocab_size, seed=seed)
+            engine = Mechanism(truth.hidden_size, truth.size, truth.vocab_size, seed=seed)
             _fit_numbers(engine, features[:count], recorded, kind, steps)
             with torch.no_grad():
                 Y = engine(features[count:])[2]
@@ -215,15 +213,11 @@ def _withstand(truth: StructuralModel, count: int, steps: int, seed: int) -> Rob
     return Robustness(list(OUTLIER_SHARES), errors["cauchy"], errors["squared"])
 
 
-def _fit_numbers(
-    engine: CausalEngine, features: Tensor, values: Tensor, kind: NumberLoss, steps: int
-) -> None:
+def _fit_numbers(engine: Mechanism, features: Tensor, values: Tensor, kind: NumberLoss, steps: int) -> None:
     _train(engine, lambda: engine.regression_loss(features, values, kind), steps, lambda step: None)
 
 
-def _train(
-    engine: CausalEngine, loss: Callable[[], Tensor], steps: int, watch: Callable[[int], None]
-) -> None:
+def _train(engine: Mechanism, loss: Callable[[], Tensor], steps: int, watch: Callable[[int], None]) -> None:
     """Adam with a cosine to zero, all individuals at every step."""
     optimizer = torch.optim.Adam(engine.parameters(), lr=0.03)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""The causal engine alone: the model's own heads and losses on features, no backbone and no text."""
+"""The mechanism alone: the model's own heads and losses on features, no backbone and no text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from causal_qwen.heads import AbductionNetwork, ActionNetwork
 from causal_qwen.losses import number_gate, number_loss, ovr_loss
 from causal_qwen.simulation.structure import Individuals
 
-__all__ = ["CausalEngine"]
+__all__ = ["Mechanism"]
 
 NumberLoss = Literal["cauchy", "squared"]
 
 
-class CausalEngine(nn.Module):
+class Mechanism(nn.Module):
     """h → U → (S, Y) by AbductionNetwork and ActionNetwork, with a W of its own.
 
     Args:
@@ -56,15 +56,13 @@ class CausalEngine(nn.Module):
         U, U0, Y = self(seen.features)
         is_num = seen.labels == self.weight.shape[0] - 1
         cls_loss = ovr_loss(
-            U.loc,
-            U.scale,
+            U,
+            U0,
             self.weight,
             seen.labels,
             bias=self.action.bias,
             balance=self.action.balance,
             threshold=self.action.threshold,
-            loc_U0=U0.loc,
-            scale_U0=U0.scale,
         )
         gate = number_gate(self.prob_num(U[is_num], U0[is_num]), alpha=0.0, gradient=False)
         return cls_loss + number_loss(Y[is_num], seen.values[is_num], gate)
