@@ -1,15 +1,13 @@
-"""CausalQwen: causal language models on Qwen2 and Hugging Face transformers.
+"""CausalQwen: causal language models on Qwen2, Qwen3 and Hugging Face transformers.
 
-``import causal_qwen`` is cheap: names are resolved on first use, and the model, its configuration and its
-processor are announced to transformers' Auto classes as soon as those are imported.
+Importing it registers our classes with transformers' Auto classes. Other names are resolved on first use.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
-
-from causal_qwen import registration
 
 __version__ = "0.1.0"
 
@@ -17,12 +15,20 @@ _HOMES = {
     "causal_qwen.cauchy": ("Cauchy",),
     "causal_qwen.configuration_causal_qwen2": ("CausalQwen2Config",),
     "causal_qwen.conversion": ("convert",),
-    "causal_qwen.generation": ("CausalGenerateOutput", "InferenceEngine", "NumberStreamer"),
-    "causal_qwen.generation.abduction": ("Abduction", "AbductionError", "abduct"),
-    "causal_qwen.generation.counterfactual": ("Counterfactual", "counterfactual"),
+    "causal_qwen.counterfactual": (
+        "Abduction",
+        "AbductionError",
+        "Counterfactual",
+        "abduct",
+        "counterfactual",
+    ),
+    "causal_qwen.decoder": ("Engine",),
+    "causal_qwen.generation": ("CausalGenerateOutput", "Inferencer", "NumberStreamer"),
     "causal_qwen.individual": ("Individual",),
-    "causal_qwen.modeling_causal_qwen2": ("CausalLMOutput", "CausalQwen2ForCausalLM", "NumberPrediction"),
+    "causal_qwen.modeling_causal_qwen2": ("CausalQwen2ForCausalLM",),
+    "causal_qwen.modeling_causal_qwen3": ("CausalQwen3Config", "CausalQwen3ForCausalLM"),
     "causal_qwen.numbers": ("Number", "format_number", "scan"),
+    "causal_qwen.outputs": ("CausalLMOutput", "NumberPrediction"),
     "causal_qwen.processing_causal_qwen2": ("CausalQwen2Processor",),
     "causal_qwen.value_space": ("ValueSpace",),
 }
@@ -37,12 +43,14 @@ if TYPE_CHECKING:
     from causal_qwen.cauchy import Cauchy
     from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
     from causal_qwen.conversion import convert
-    from causal_qwen.generation import CausalGenerateOutput, InferenceEngine, NumberStreamer
-    from causal_qwen.generation.abduction import Abduction, AbductionError, abduct
-    from causal_qwen.generation.counterfactual import Counterfactual, counterfactual
+    from causal_qwen.counterfactual import Abduction, AbductionError, Counterfactual, abduct, counterfactual
+    from causal_qwen.decoder import Engine
+    from causal_qwen.generation import CausalGenerateOutput, Inferencer, NumberStreamer
     from causal_qwen.individual import Individual
-    from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM, NumberPrediction
+    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+    from causal_qwen.modeling_causal_qwen3 import CausalQwen3Config, CausalQwen3ForCausalLM
     from causal_qwen.numbers import Number, format_number, scan
+    from causal_qwen.outputs import CausalLMOutput, NumberPrediction
     from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
     from causal_qwen.value_space import ValueSpace
 
@@ -53,8 +61,6 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
-
-
-registration.follow_auto_classes()
+# The command line imports late, so that it answers at once: the models register when it needs them.
+if "causal_qwen_command" not in sys.modules:
+    from causal_qwen import modeling_causal_qwen2, modeling_causal_qwen3

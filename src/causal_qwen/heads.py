@@ -18,15 +18,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from causal_qwen.cauchy import Cauchy, magnitude
-from causal_qwen.kernels.decision import token_scores
-from causal_qwen.kernels.products import Matrix
+from causal_qwen.kernels.decision import TokenScorer
 from causal_qwen.value_space import signed_log1p
 
-__all__ = ["NUM_BIAS", "AbductionNetwork", "ActionNetwork", "NumericEmbedding", "exact"]
+__all__ = [
+    "NUM_BIAS",
+    "AbductionNetwork",
+    "ActionNetwork",
+    "NumericEmbedding",
+    "exact",
+    "token_scores",
+    "without_num_row",
+]
 
 ScaleActivation = Literal["exp", "softplus", "abs"]
 InitStrategy = Literal["identity", "xavier", "normal"]
 NumericEncoding = Literal["log", "sigmoid"]
+ScoresImpl = Literal["reference", "fused"]
 
 # scale_U stays within e^±40: far beyond use, yet its products with W neither overflow nor vanish in float32.
 EXPONENT_BOUND = 40.0
@@ -44,6 +52,47 @@ def exact(tensor: Tensor) -> Tensor:
 def _float32(tensor: Tensor) -> torch.autocast:
     """Without autocast, which would take matrix products down to bfloat16."""
     return torch.autocast(tensor.device.type, enabled=False)
+
+
+def without_num_row(logits: Tensor, num_token_id: int | None) -> Tensor:
+    """``logits`` (..., V) as the base has them: without the <NUM> row, where conversion added it at the end.
+
+    That it cannot be chosen is not enough: it must not take part in the random draws of a sampler either.
+    """
+    return logits[..., :-1] if num_token_id == logits.shape[-1] - 1 else logits
+
+
+def token_scores(
+    U: Cauchy,
+    U0: Cauchy,
+    weight: Tensor,
+    *,
+    bias: Tensor,
+    balance: Tensor,
+    impl: ScoresImpl = "reference",
+) -> Cauchy:
+    """S ~ Cauchy(W loc_U + b + loc_U0, |W| scale_U + balance·mean(scale_U) + scale_U0), (..., V).
+
+    Args:
+        U: U', (..., D).
+        U0: Common cause, (...).
+        weight: W, (V, D), any float dtype.
+        bias: (V,) b.
+        balance: (V,) ≥ 0.
+        impl: "reference" is the equation, with gradients. "fused" reads W once and has none.
+
+    Raises:
+        ValueError: If gradients are wanted of "fused".
+    """
+    if impl == "fused":
+        laws = (U.loc, U.scale, U0.loc, U0.scale)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*laws, weight, bias, balance)):
+            raise ValueError("impl='fused' gives no gradients; use 'reference', or torch.no_grad()")
+        return Cauchy(*TokenScorer(weight, bias=bias, balance=balance).scores(*laws))
+    with _float32(U.loc):
+        S = U.linear(exact(weight), bias)
+    read_out = balance * U.scale.mean(-1, keepdim=True)  # (..., V)
+    return Cauchy(S.loc + U0.loc.unsqueeze(-1), S.scale + read_out + U0.scale.unsqueeze(-1))
 
 
 class NumericEmbedding(nn.Module):
@@ -137,21 +186,13 @@ class AbductionNetwork(nn.Module):
             return F.softplus(pre.clamp(min=-EXPONENT_BOUND))
         return magnitude(pre).clamp(min=math.exp(-EXPONENT_BOUND))
 
-    def location(self, hidden_states: Tensor) -> Tensor:
-        """loc_U = W_loc z + b_loc, (..., D), of features (..., H)."""
-        return F.linear(exact(hidden_states), exact(self.loc.weight), exact(self.loc.bias))
-
     def forward(self, hidden_states: Tensor) -> tuple[Cauchy, Cauchy]:
         """The individual U (..., D) and the common cause U₀ (...) of features (..., H)."""
         z = exact(hidden_states)
         with _float32(z):
-            loc_U = self.location(z)  # (..., D)
+            loc_U = F.linear(z, exact(self.loc.weight), exact(self.loc.bias))  # (..., D)
             pre = F.linear(z, exact(self.scale.weight), exact(self.scale.bias))  # (..., D)
             common = F.linear(z, exact(self.common.weight), exact(self.common.bias))  # (..., 1)
-        return self.causes(loc_U, pre, common)
-
-    def causes(self, loc_U: Tensor, pre: Tensor, common: Tensor) -> tuple[Cauchy, Cauchy]:
-        """U (..., D) and U₀ (...) from the three linear maps of the features: (..., D) twice and (..., 1)."""
         loc_U0 = -common.squeeze(-1)
         U0 = Cauchy(loc_U0, exact(magnitude(self.common_scale)).expand_as(loc_U0))
         return Cauchy(loc_U, self.activation(pre)), U0
@@ -241,30 +282,29 @@ class ActionNetwork(nn.Module):
         return Cauchy(torch.addcmul(U.loc, noise, epsilon, value=temperature * noise_gain), U.scale)
 
     def scores(
-        self, U: Cauchy, U0: Cauchy, weight: Tensor | Matrix, rows: Tensor | slice | None = None
+        self,
+        U: Cauchy,
+        U0: Cauchy,
+        weight: Tensor,
+        rows: Tensor | slice | None = None,
+        *,
+        impl: ScoresImpl = "reference",
     ) -> Cauchy:
-        """S for all tokens, or for the given rows of W only.
+        """S for all tokens, or for some rows of W only; arguments as for `token_scores`.
 
         Args:
             U: U', (..., D).
             U0: Common cause, (...).
-            weight: W, (V, D), any float dtype, or integers with their scales (without gradients).
+            weight: W, (V, D).
             rows: Token ids (K,) to score; None scores all V.
+            impl: "reference" or "fused".
         """
         bias, balance = exact(self.bias), exact(magnitude(self.balance))  # (V,)
-        matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
-        sources = (U.loc, U.scale, U0.loc, U0.scale, matrix.weight, bias, balance)
-        if rows is None and not (torch.is_grad_enabled() and any(t.requires_grad for t in sources)):
-            shared = {"bias": bias, "balance": balance, "loc_U0": U0.loc, "scale_U0": U0.scale}
-            return Cauchy(*token_scores(U.loc, U.scale, weight, **shared))
         if rows is not None:
-            matrix, bias, balance = matrix.rows(rows), bias[rows], balance[rows]
-        with _float32(U.loc):
-            S = U.linear(matrix.dense(), bias)
-        read_out = balance * U.scale.mean(-1, keepdim=True)  # (..., V)
-        return Cauchy(S.loc + U0.loc.unsqueeze(-1), S.scale + read_out + U0.scale.unsqueeze(-1))
+            weight, bias, balance = weight[rows], bias[rows], balance[rows]
+        return token_scores(U, U0, weight, bias=bias, balance=balance, impl=impl)
 
-    def standing(self, S: Cauchy, rows: Tensor | slice | None = None) -> Tensor:
+    def z_scores(self, S: Cauchy, rows: Tensor | slice | None = None) -> Tensor:
         """(loc_S − C)/scale_S: ordered as P(S > C), without the ties of a saturated probability."""
         threshold = exact(self.threshold)
         return (S.loc - (threshold if rows is None else threshold[rows])) / S.scale

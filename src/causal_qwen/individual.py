@@ -12,8 +12,8 @@ import base64
 import functools
 import json
 import os
-import secrets
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from causal_qwen.cauchy import standard_draw
 
-__all__ = ["Individual"]
+__all__ = ["Individual", "Individuals", "one_per_row"]
 
 SHARED, OWN = 0, 1  # the two streams of a seed: one vector for the whole text, one per position
 SEEDS = 2**64
@@ -64,8 +64,8 @@ class Individual:
 
     @classmethod
     def random(cls, persistence: float | None = None) -> Individual:
-        """Somebody, by the operating system's entropy; the seed says who."""
-        return cls(secrets.randbits(63), persistence)
+        """Somebody, drawn by torch's generator: torch.manual_seed repeats them, and the seed says who."""
+        return cls(int(torch.randint(SEEDS // 2 - 1, ())), persistence)
 
     def noise(self, position: int, size: int, *, density_floor: float, persistence: float) -> Tensor:
         """ε of one position, (size + 1,) float32 on the CPU; the last entry is the number's read-out noise
@@ -131,6 +131,28 @@ class Individual:
     def load(cls, file: str | Path) -> Individual:
         """Read what `save` wrote."""
         return cls.from_json(Path(file).read_text(encoding="utf-8"))
+
+
+Individuals = Individual | int | Sequence[Individual | int]
+
+
+def one_per_row(who: Individuals | None, rows: int) -> list[Individual]:
+    """One individual per row: the same for all, or one each; somebody new for each by default.
+
+    Args:
+        who: An `Individual` or a seed for all rows, several of them, or None.
+        rows: How many.
+
+    Raises:
+        ValueError: If there are several, but not one per row.
+    """
+    if who is None:
+        return [Individual.random() for _ in range(rows)]
+    people = [who] * rows if isinstance(who, Individual | int) else list(who)
+    if len(people) != rows:
+        raise ValueError(f"{len(people)} individuals for {rows} rows; give one for all, or one per row")
+    of_seed = {seed: Individual(seed) for seed in people if not isinstance(seed, Individual)}
+    return [person if isinstance(person, Individual) else of_seed[person] for person in people]
 
 
 @functools.lru_cache(maxsize=256)

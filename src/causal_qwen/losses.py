@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
+from causal_qwen.heads import token_scores
 from causal_qwen.kernels.negatives import Proposal, draw_candidates, proposal_weights
 from causal_qwen.kernels.ovr import Scores, ovr_sum
 
@@ -108,9 +109,7 @@ def ovr_loss(
         U, U0 = U.to(dtype), U0.to(dtype)
         bias, threshold, balance = bias.to(dtype), threshold.to(dtype), magnitude(balance.to(dtype))
         if impl == "reference":
-            S = U.linear(weight.to(dtype), bias)
-            read_out = balance * U.scale.mean(-1, keepdim=True)  # (N, V)
-            S = Cauchy(S.loc + U0.loc[:, None], S.scale + read_out + U0.scale[:, None])
+            S = token_scores(U, U0, weight.to(dtype), bias=bias, balance=balance)
             return ovr_terms(S, threshold, labels).sum() / num_items
 
         offset = bias - threshold  # (V,): the threshold of every token moves to 0

@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-__all__ = ["MAX_DIGITS", "UNITS", "Number", "format_number", "scan", "write"]
+__all__ = ["MAX_DIGITS", "UNITS", "Number", "format_number", "scan", "spread_of", "write"]
 
 MAX_DIGITS = 15
 """Significant digits that every float64 keeps: up to here decimal → float64 → decimal is the identity."""
@@ -272,6 +272,14 @@ def format_number(value: float, spread: float | None = None) -> str:
         mantissa, _, power = f"{abs(value):.{MAX_DIGITS - 1}e}".partition("e")
         digits, exponent = mantissa.replace(".", "").rstrip("0"), int(power)
     return ("-" if value < 0 else "") + _place(digits, exponent)
+
+
+def spread_of(lower: float, upper: float) -> float | None:
+    """Half an interval: what rounds the number inside it, wherever one is written. None, which rounds
+    nothing, where the interval is a point or has no end.
+    """
+    half = upper / 2 - lower / 2  # halved first: both ends may be the largest float
+    return half if 0.0 < half < math.inf else None
 
 
 def _place(digits: str, exponent: int) -> str:

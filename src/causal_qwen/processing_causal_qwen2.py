@@ -5,7 +5,7 @@ everything else: padding, truncation and special tokens are its own. The process
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,7 @@ from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, P
 from transformers.processing_utils import ProcessorMixin
 
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-from causal_qwen.numbers import Number, scan, write
+from causal_qwen.numbers import Number, scan, spread_of, write
 
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
 
@@ -124,14 +124,21 @@ class CausalQwen2Processor(ProcessorMixin):
         return self(text, add_special_tokens=False, **kwargs) if tokenize else text
 
     def decode(
-        self, token_ids, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False
+        self,
+        token_ids,
+        numeric_values=None,
+        *,
+        numeric_lower=None,
+        numeric_upper=None,
+        skip_special_tokens: bool = False,
     ) -> str:
         """Text of one row of ids; each <NUM> is written as its value.
 
         Args:
             token_ids: (T,) ids.
             numeric_values: (T,) values; required where an id is <NUM>.
-            spreads: (T,) uncertainty of each value, which rounds it; None writes every digit.
+            numeric_lower: (T,) lower end of each value's interval, which rounds it; None writes every digit.
+            numeric_upper: (T,) upper end.
             skip_special_tokens: As for a tokenizer; numbers are always written.
 
         Raises:
@@ -157,22 +164,36 @@ class CausalQwen2Processor(ProcessorMixin):
             self._plain(part[part != self.num_token_id], skip_special_tokens)
             for part in np.split(ids, positions)
         ]
-        spread = (
-            None
-            if spreads is None
-            else [float(value) for value in np.asarray(spreads).reshape(-1)[positions]]
-        )
-        return write(gaps, values[positions].tolist(), spread)
+        spreads = None
+        if numeric_lower is not None and numeric_upper is not None:
+            ends = (np.asarray(end, dtype=np.float64).reshape(-1) for end in (numeric_lower, numeric_upper))
+            spreads = [spread_of(*pair) for pair in zip(*(end[positions] for end in ends), strict=True)]
+        return write(gaps, values[positions].tolist(), spreads)
 
     def batch_decode(
-        self, sequences, numeric_values=None, *, spreads=None, skip_special_tokens: bool = False
+        self,
+        sequences,
+        numeric_values=None,
+        *,
+        numeric_lower=None,
+        numeric_upper=None,
+        skip_special_tokens: bool = False,
     ) -> list[str]:
-        """`decode` for each row of (B, T) ids and values."""
-        values = [None] * len(sequences) if numeric_values is None else numeric_values
-        widths = [None] * len(sequences) if spreads is None else spreads
+        """`decode` for each row of (B, T) ids and values, or of an output of generate() as it is."""
+        columns = (numeric_values, numeric_lower, numeric_upper)
+        if isinstance(sequences, Mapping):
+            columns = tuple(sequences.get(f"numeric_{name}") for name in ("values", "lower", "upper"))
+            sequences = sequences["sequences"]
+        rows = zip(*([None] * len(sequences) if rows is None else rows for rows in columns), strict=True)
         return [
-            self.decode(ids, row, spreads=width, skip_special_tokens=skip_special_tokens)
-            for ids, row, width in zip(sequences, values, widths, strict=True)
+            self.decode(
+                ids,
+                values,
+                numeric_lower=lower,
+                numeric_upper=upper,
+                skip_special_tokens=skip_special_tokens,
+            )
+            for ids, (values, lower, upper) in zip(sequences, rows, strict=True)
         ]
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from causal_qwen.cauchy import Cauchy, magnitude
+from causal_qwen.cauchy import magnitude
 from causal_qwen.heads import exact
 from causal_qwen_mvp.models import CauchyMath, CausalMVPOutput, CausalQwenMVPForCausalLM
 
@@ -18,7 +18,7 @@ CLOSE = 1e-4
 
 
 class CausalInferenceEngine:
-    """generate() under its older names. Modern: ``model.generate``, or `causal_qwen.InferenceEngine`.
+    """generate() under its older names. Modern: ``model.generate``, or `causal_qwen.Inferencer`.
 
     Args:
         model: In evaluation mode.
@@ -154,8 +154,8 @@ class InferenceValidator:
         if model.config.num_token_id is not None:
             shared = shared[shared != model.config.num_token_id]
         difference = (exact(outputs.logits)[..., shared] - expected[..., shared]).abs().max()
-        S = Cauchy(outputs.loc_S[:, -1], outputs.scale_S[:, -1])
-        chosen, wanted = model.action.standing(S).argmax(-1), expected[:, -1].argmax(-1)  # (B,)
+        chosen = model.action.z_scores(outputs.S[:, -1]).argmax(-1)  # (B,)
+        wanted = expected[:, -1].argmax(-1)  # (B,)
         return {
             "logits_difference": difference.item(),
             "prediction_match_rate": (chosen == wanted).double().mean().item(),

@@ -5,19 +5,19 @@ Nothing is computed here that `causal_qwen` does not compute.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 from transformers.cache_utils import Cache
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from causal_qwen.cauchy import Cauchy
-from causal_qwen.generation import InferenceEngine, ReadOut
-from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM
+from causal_qwen.generation import Inferencer
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.outputs import CausalLMOutput
 from causal_qwen_mvp.configuration import CausalQwen2Config
 from causal_qwen_mvp.networks import AbductionNetwork, ActionNetwork, CauchyMath, OvRClassifier
 
@@ -142,9 +142,8 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
         )
         result = CausalMVPOutput(**outputs)
         if output_scores:
-            common = Cauchy(outputs.loc_U0, outputs.scale_U0)
             result.loc_S, result.scale_S = self.action_network(
-                outputs.loc_U, outputs.scale_U, do_sample, temperature, common=common
+                outputs.loc_U, outputs.scale_U, do_sample, temperature, common=outputs.U0
             )
         return result
 
@@ -152,18 +151,15 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
     def inference(self, input_ids: Tensor, mode: str | None = "standard", **options) -> CausalMVPOutput:
         """The laws at every position, and the decision for the next token in ``next_token_ids`` (B, 1).
 
-        Modern: `causal_qwen.InferenceEngine`, whose `Inference` also has the number and its interval.
+        Modern: `causal_qwen.Inferencer`, whose `Inference` also has the number and its interval.
 
         Args:
             input_ids: (B, T).
             mode: "standard", "causal" or "compatible"; None is the configuration's.
-            **options: As for `InferenceEngine`: do_sample, temperature, individual.
+            **options: As for `Inferencer`: do_sample, temperature, individual.
         """
-        engine = InferenceEngine(self, mode, **options)
-        decision = replace(engine.decision, individuals=(engine.individual,) * len(input_ids))
-        outputs = self(input_ids, output_logits=decision.mode == "compatible", output_scores=True)
-        choice = decision.choose(ReadOut(self), outputs, input_ids, 0, LogitsProcessorList())
-        outputs.next_token_ids = choice.tokens[:, None]
+        outputs = self(input_ids, output_logits=mode == "compatible", output_scores=True)
+        outputs.next_token_ids = Inferencer(self, mode, **options).infer(input_ids).tokens[:, None]
         return outputs
 
     def generate_step_by_step(  # type: ignore[override]
@@ -177,22 +173,22 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
     ) -> Tensor:
         """The text (B, T') grown token by token until it is ``max_length`` long, or every row has ended.
 
-        Modern: generate(), or `InferenceEngine.steps`, which hands out the laws behind each token.
+        Modern: generate(), or `Inferencer.steps`, which hands out the laws behind each token.
 
         Args:
             input_ids: (B, T).
             max_length: Longest text, prompt included.
             mode: "standard", "causal" or "compatible".
             max_new_tokens: How many tokens to add, instead of ``max_length``.
-            **options: As for `InferenceEngine`.
+            **options: As for `Inferencer`.
         """
         room = max_length - input_ids.shape[1] if max_new_tokens is None else max_new_tokens
         ends = self.generation_config.eos_token_id
         ends = torch.as_tensor([] if ends is None else ends, device=input_ids.device).flatten()
         ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-        for step in InferenceEngine(self, mode, **options).steps(input_ids, max(room, 0)):
-            input_ids = torch.cat([input_ids, step.choice.tokens[:, None]], dim=1)
-            ended |= torch.isin(step.choice.tokens, ends)
+        for inference in Inferencer(self, mode, **options).steps(input_ids, max(room, 0)):
+            input_ids = torch.cat([input_ids, inference.tokens[:, None]], dim=1)
+            ended |= torch.isin(inference.tokens, ends)
             if ended.all():
                 break
         return input_ids

@@ -134,7 +134,8 @@ class ActionNetwork(nn.Module):
         if common is None:
             zeros = torch.zeros_like(U.loc[..., 0])
             common = Cauchy(zeros, zeros)
-        S = self.network.scores(noisy, common, self.lm_head.weight)
+        impl: heads.ScoresImpl = "reference" if torch.is_grad_enabled() else "fused"
+        S = self.network.scores(noisy, common, self.lm_head.weight, impl=impl)
         return S.loc, S.scale
 
 

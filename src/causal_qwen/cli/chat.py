@@ -99,7 +99,5 @@ def _answer(
     inputs = inputs.to(model.device)
     streamer = NumberStreamer(processor, skip_prompt=True, skip_special_tokens=True)
     outputs = model.generate(**inputs, **options, streamer=streamer, return_dict_in_generate=True)
-    new = slice(inputs["input_ids"].shape[1], None)
-    values = None if outputs.numeric_values is None else outputs.numeric_values[0, new].cpu()
-    ids = outputs.sequences[0, new].cpu()
-    return processor.decode(ids, values, skip_special_tokens=True), len(ids)
+    said = outputs.after(inputs["input_ids"].shape[1])
+    return processor.batch_decode(said, skip_special_tokens=True)[0], said.sequences.shape[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from causal_qwen.cli.convert import Dtype
 from causal_qwen.cli.models import MODEL_HELP, load
 
 if TYPE_CHECKING:
-    from causal_qwen.generation.counterfactual import Branch, Counterfactual
+    from causal_qwen.counterfactual.interventions import Branch, Counterfactual
 
 
 def command(
@@ -46,17 +45,15 @@ def command(
     ] = False,
 ) -> None:
     """Ask one individual several prompts: what would the same one have said?"""
-    number = secrets.randbits(31) if seed is None else seed
     causal, processor = load(model, device=device, dtype=dtype.value)
-    from causal_qwen.generation.abduction import abduct
-    from causal_qwen.generation.counterfactual import counterfactual
+    from causal_qwen.counterfactual import abduct, counterfactual
     from causal_qwen.individual import Individual
 
     options: dict[str, Any] = {"temperature": temperature, "density_floor": density_floor}
-    person: Any = Individual(number, persistence)
+    person: Any = Individual.random(persistence) if seed is None else Individual(seed, persistence)
     if observed is not None:
         note("abducting …")
-        person = abduct(causal, processor, prompt, observed, seed=number, **options)
+        person = abduct(causal, processor, prompt, observed, seed=person.seed, **options)
         options = {}
     note(f"generating {len(do or []) + 2} texts …")
     result = counterfactual(

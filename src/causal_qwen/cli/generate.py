@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -82,8 +83,9 @@ def command(
     loaded, processor = load(model, device=device, dtype="float32" if integers else dtype.value)
     import torch
 
-    from causal_qwen.generation import NativeEngine, NumberStreamer
-    from causal_qwen.individual import Individual
+    from causal_qwen.decoder import Engine
+    from causal_qwen.generation import NumberStreamer
+    from causal_qwen.individual import Individual, one_per_row
 
     chosen = mode.value if mode else loaded.config.inference_mode
     options: dict[str, Any] = {
@@ -94,13 +96,7 @@ def command(
         "raw_intervals": raw_intervals,
     }
     if options["do_sample"]:
-        person = (
-            Individual.load(individual)
-            if individual
-            else Individual.random()
-            if seed is None
-            else Individual(seed)
-        )
+        (person,) = one_per_row(Individual.load(individual) if individual else seed, 1)
         options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         if chosen == "compatible":
             torch.manual_seed(person.seed % 2**63)
@@ -108,39 +104,20 @@ def command(
             options |= {"individual": person, "persistence": persistence, "density_floor": density_floor}
         note(f"seed {person.seed}")
     if engine is EngineName.native:
-        options["engine"] = NativeEngine(loaded, precision=integers, tell=note)
+        options["engine"] = Engine.from_model(loaded, precision=integers, tell=note)
     inputs = processor(prompt, return_tensors="pt").to(loaded.device)
     streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
-    given = {name: value for name, value in options.items() if value is not None}
-    outputs = loaded.generate(**inputs, **given, streamer=streamer, return_dict_in_generate=True)
+    chosen_options = {name: value for name, value in options.items() if value is not None}
+    outputs = loaded.generate(**inputs, **chosen_options, streamer=streamer, return_dict_in_generate=True)
     if not as_json:
         return
-    ids, values = outputs.sequences[0], outputs.numeric_values
-    new = slice(inputs["input_ids"].shape[1], None)
+    said = outputs.after(inputs["input_ids"].shape[1])
     print_json(
         {
             "prompt": prompt,
-            "text": processor.decode(
-                ids[new].cpu(), None if values is None else values[0, new].cpu(), skip_special_tokens=True
-            ),
+            "text": processor.batch_decode(said, skip_special_tokens=True)[0],
             "mode": chosen,
             "seed": person.seed if options["do_sample"] else None,
-            "numbers": number_rows(outputs, processor.num_token_id, inputs["input_ids"].shape[1]),
+            "numbers": [asdict(number) for number in said.numbers(processor.num_token_id)],
         }
     )
-
-
-def number_rows(outputs: Any, num_token_id: int, start: int) -> list[dict[str, float]]:
-    """The generated numbers of the first row, with their intervals."""
-    if outputs.numeric_values is None:
-        return []
-    positions = (outputs.sequences[0, start:] == num_token_id).nonzero().flatten().tolist()
-    columns = {
-        "value": outputs.numeric_values,
-        "lower": outputs.numeric_lower,
-        "upper": outputs.numeric_upper,
-    }
-    return [
-        {"position": position, **{name: rows[0, start + position].item() for name, rows in columns.items()}}
-        for position in positions
-    ]

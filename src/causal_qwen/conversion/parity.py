@@ -68,7 +68,7 @@ def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Pari
             known = torch.arange(expected.shape[-1], device=expected.device) != num_token_id
             diffs.append((logits[:, : expected.shape[-1]] - expected)[:, known].abs().max())
             S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
-            agreements.append(model.action.standing(S).argmax(-1) == expected.argmax(-1))
+            agreements.append(model.action.z_scores(S).argmax(-1) == expected.argmax(-1))
             prob_sums.append(S.sf(model.action.threshold).sum(-1))
             losses.append(ovr_terms(S, model.action.threshold, labels[block]))
             nlls.append(torch.nn.functional.cross_entropy(logits, labels[block], reduction="none"))

@@ -55,7 +55,7 @@ class Engine:
 
     @classmethod
     def from_model(
-        cls, model: CausalLM | PretrainedModel, *, precision: Precision = "float32", **options: Any
+        cls, model: CausalLM | PretrainedModel, *, precision: Precision | None = None, **options: Any
     ) -> Engine:
         """The engine of a decoder, or of a Qwen2, Llama or CausalQwen model of transformers.
 
@@ -72,6 +72,8 @@ class Engine:
             config, tensors = model.config, dict(model.state_dict())
         else:
             config, tensors = tensors_of(model)
+        if precision is None:
+            precision = "float32"
         return cls(config, pack(config, tensors, precision=precision), **options)
 
     def new_cache(self, batch: int, capacity: int | None = None) -> KVCache:

@@ -28,9 +28,9 @@ from causal_qwen.conversion import (
     measure_parity,
 )
 from causal_qwen.conversion.parity import Parity
+from causal_qwen.counterfactual.interventions import Branch, Counterfactual, counterfactual
 from causal_qwen.demo import page, pictures
 from causal_qwen.demo.page import Section
-from causal_qwen.generation.counterfactual import Branch, Counterfactual, counterfactual
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.numbers import format_number
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor

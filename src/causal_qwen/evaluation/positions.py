@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_lm import shifted
 from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM, shifted
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Positions", "labelled_positions"]
 

@@ -192,7 +192,7 @@ def _chunks(positions: Positions, vocab_size: int) -> Iterable[Positions]:
 def _token_facts(model: CausalQwen2ForCausalLM, positions: Positions) -> dict[str, Tensor]:
     """What is kept of n positions, (n,) each, on the CPU."""
     S = model.action.scores(positions.U_noisy, positions.U0, model.lm_head.weight)  # (n, V)
-    labels, chosen = positions.labels, model.action.standing(S).argmax(-1)
+    labels, chosen = positions.labels, model.action.z_scores(S).argmax(-1)
     prob = S.sf(exact(model.action.threshold))  # (n, V)
     facts = {
         "labels": labels,

@@ -1,28 +1,29 @@
-"""Generation: decision rules, the decoding loop, counterfactuals."""
+"""Generation: steppers, decisions and the one loop that drives them; a mixin that knows no concrete model."""
 
-from causal_qwen.generation.abduction import Abduction, AbductionError, abduct
-from causal_qwen.generation.counterfactual import Counterfactual, counterfactual
 from causal_qwen.generation.decisions import Choice, Decision, InferenceMode
-from causal_qwen.generation.decoding import CausalGenerateOutput, decode
-from causal_qwen.generation.engine import Inference, InferenceEngine
-from causal_qwen.generation.native import NativeEngine
+from causal_qwen.generation.decoding import CausalGenerateOutput
+from causal_qwen.generation.inferencer import Inferencer
+from causal_qwen.generation.loop import Inference, Texts, steps
+from causal_qwen.generation.mixin import CausalGenerationMixin
+from causal_qwen.generation.native import NativeStepper
 from causal_qwen.generation.readout import ReadOut
+from causal_qwen.generation.stepping import Causes, Stepper, TransformersStepper
 from causal_qwen.generation.streaming import NumberStreamer
 
 __all__ = [
-    "Abduction",
-    "AbductionError",
     "CausalGenerateOutput",
+    "CausalGenerationMixin",
+    "Causes",
     "Choice",
-    "Counterfactual",
     "Decision",
     "Inference",
-    "InferenceEngine",
     "InferenceMode",
-    "NativeEngine",
+    "Inferencer",
+    "NativeStepper",
     "NumberStreamer",
     "ReadOut",
-    "abduct",
-    "counterfactual",
-    "decode",
+    "Stepper",
+    "Texts",
+    "TransformersStepper",
+    "steps",
 ]

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from transformers import LogitsProcessorList, TopKLogitsWarper
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
 from causal_qwen.generation.readout import ReadOut
-from causal_qwen.heads import exact
+from causal_qwen.generation.stepping import Causes
+from causal_qwen.heads import exact, without_num_row
 from causal_qwen.individual import Individual
 from causal_qwen.intervals import interval
 
@@ -81,6 +82,7 @@ class Decision:
         raw_intervals: Whether it is the Cauchy law's own. It always is where the cause is moved ("standard",
             sampled) or free of noise (temperature 0): conformal scores are about the widened law.
         ovr: In "compatible", whether P_k/ΣP is the distribution instead of softmax(logits).
+        hide_num: In "compatible", whether a <NUM> row that conversion added takes no part.
     """
 
     mode: InferenceMode
@@ -93,6 +95,7 @@ class Decision:
     level: float = 0.9
     raw_intervals: bool = False
     ovr: bool = False
+    hide_num: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -107,8 +110,8 @@ class Decision:
 
     def choose(
         self,
-        heads: ReadOut,
-        outputs: Any,
+        readout: ReadOut,
+        causes: Causes,
         input_ids: Tensor,
         position: int,
         processors: LogitsProcessorList,
@@ -116,45 +119,48 @@ class Decision:
         """Decide one position for every row.
 
         Args:
-            heads: Of the model whose output it is.
-            outputs: Of the forward pass; the last position counts.
+            readout: Of the model that inferred the causes.
+            causes: U (B, D) and U₀ (B,) of the last position.
             input_ids: (B, T) the text so far, for the processors.
             position: Index of the token to decide, counted from the first generated one.
             processors: Run on the logits. What they set to −inf is not allowed, what they add is added to the
                 scores.
         """
-        law = functools.partial(heads.number, outputs)  # of the widened cause
+        (U, U0), action = causes, readout.action
+        law = functools.partial(readout.number, U)  # of the widened cause
         if self.mode == "compatible":
-            return self._by_softmax(heads, outputs, input_ids, processors, law)
-        U, U0 = heads.causes(outputs)  # (B, D), (B,)
-        action = heads.action
+            return self._by_softmax(readout, causes, input_ids, processors, law)
         if self.mode == "standard" and not self.do_sample:
-            widened = action.exogenous(U, temperature=self.temperature, noise=heads.noise)
-            decided = self._standing(heads, widened, None, U0, input_ids, processors)
-            return self._choice(heads, *decided, law if self.temperature else lambda: action.numbers(widened))
+            widened = action.exogenous(U, temperature=self.temperature, noise=readout.noise)
+            decided = self._by_law(readout, widened, None, U0, input_ids, processors)
+            return self._choice(
+                readout, *decided, law if self.temperature else lambda: action.numbers(widened)
+            )
         noise = self._noise(U.loc, position)  # (B, D + 1)
         epsilon = noise[:, :-1]
         if self.mode == "standard":
-            move = functools.partial(action.exogenous, U, do_sample=True, epsilon=epsilon, noise=heads.noise)
+            move = functools.partial(
+                action.exogenous, U, do_sample=True, epsilon=epsilon, noise=readout.noise
+            )
             moved = move(temperature=self.temperature, noise_gain=self.noise_gain)
-            decided = self._standing(heads, moved, U.loc, U0, input_ids, processors)
+            decided = self._by_law(readout, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
             own = functools.partial(move, temperature=self.temperature)
-            return self._choice(heads, *decided, lambda: action.numbers(own()))
-        reach = U.scale + heads.noise  # (B, D)
+            return self._choice(readout, *decided, lambda: action.numbers(own()))
+        reach = U.scale + readout.noise  # (B, D)
         u = torch.addcmul(U.loc, reach, epsilon, value=self.temperature * self.noise_gain)  # (B, D)
-        decided = self._acting(heads, u, U.loc, input_ids, processors)
+        decided = self._by_cause(readout, u, U.loc, input_ids, processors)
 
         def drawn() -> Tensor:
             own = torch.addcmul(U.loc, reach, epsilon, value=self.temperature)
             read_out = self.temperature * exact(magnitude(action.number_noise)) * noise[:, -1]
             return action.numbers(Cauchy(own, U.scale)).loc + read_out
 
-        return self._choice(heads, *decided, law, drawn=drawn)
+        return self._choice(readout, *decided, law, drawn=drawn)
 
     def _choice(
         self,
-        heads: ReadOut,
+        readout: ReadOut,
         scores: Tensor,
         tokens: Tensor,
         logits: Tensor | None,
@@ -165,7 +171,7 @@ class Decision:
         """With the median of Y as the number unless a value is drawn."""
 
         def number() -> tuple[Tensor, Tensor, Tensor]:
-            model = heads.model
+            model = readout.model
             calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
             residuals = model.config.conformal_scores if calibrated and not self.raw_intervals else None
             with torch.no_grad():
@@ -177,29 +183,31 @@ class Decision:
 
     def _by_softmax(
         self,
-        heads: ReadOut,
-        outputs: Any,
+        readout: ReadOut,
+        causes: Causes,
         input_ids: Tensor,
         processors: LogitsProcessorList,
         law: Callable[[], Cauchy],
     ) -> Choice:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
+        U, U0 = causes
         if self.ovr:
-            U, U0 = heads.causes(outputs)  # (B, D), (B,)
-            S = heads.scores(heads.action.exogenous(U), U0)
-            logits = S.log_sf(exact(heads.action.threshold))  # softmax of log P_k is P_k/ΣP
+            S = readout.scores(readout.action.exogenous(U), U0)
+            logits = S.log_sf(exact(readout.action.threshold))  # softmax of log P_k is P_k/ΣP
         else:
-            logits = outputs.logits[:, -1].float()  # (B, V)
+            logits = readout.logits(U.loc)  # (B, V)
+        if self.hide_num:
+            logits = without_num_row(logits, readout.model.config.num_token_id)
         scores = _processed(processors, input_ids, logits)
         if self.do_sample:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
         else:
             tokens = scores.argmax(-1)
-        return self._choice(heads, scores, tokens, logits, law)
+        return self._choice(readout, scores, tokens, logits, law)
 
-    def _standing(
+    def _by_law(
         self,
-        heads: ReadOut,
+        readout: ReadOut,
         U: Cauchy,
         loc_U: Tensor | None,
         U0: Cauchy,
@@ -210,20 +218,20 @@ class Decision:
         ``loc_U`` is where these are, if not at U's location.
         """
         if not processors:
-            return *heads.standing(U, U0), None
+            return *readout.z_scores(U, U0), None
         if loc_U is not None and (k := _only_top_k(processors)) is not None:
-            decided = heads.among(k, loc_U, U.loc, U.scale, U0)
+            decided = readout.among(k, loc_U, U.loc, U.scale, U0)
             if decided is not None:
                 return decided
-        S = heads.scores(U, U0)  # (B, V)
-        logits = S.loc - U0.loc[:, None] if loc_U is None else heads.logits(loc_U)
+        S = readout.scores(U, U0)  # (B, V)
+        logits = S.loc - U0.loc[:, None] if loc_U is None else readout.logits(loc_U)
         adjustment = _processed(processors, input_ids, logits).sub_(logits)
-        standing = heads.action.standing(Cauchy(S.loc + adjustment, S.scale))
-        return standing, standing.argmax(-1), logits
+        z_scores = readout.action.z_scores(Cauchy(S.loc + adjustment, S.scale))
+        return z_scores, z_scores.argmax(-1), logits
 
-    def _acting(
+    def _by_cause(
         self,
-        heads: ReadOut,
+        readout: ReadOut,
         u: Tensor,
         loc_U: Tensor,
         input_ids: Tensor,
@@ -233,12 +241,12 @@ class Decision:
         from the same read of W.
         """
         if not processors:
-            return *heads.act.best(u), None
+            return *readout.act.best(u), None
         if (k := _only_top_k(processors)) is not None:
-            decided = heads.among(k, loc_U, u)
+            decided = readout.among(k, loc_U, u)
             if decided is not None:
                 return decided
-        scores, logits = heads.act(torch.cat([u, loc_U])).chunk(2)
+        scores, logits = readout.act(torch.cat([u, loc_U])).chunk(2)
         scores = _processed(processors, input_ids, logits).sub_(logits).add_(scores)
         return scores, scores.argmax(-1), logits
 

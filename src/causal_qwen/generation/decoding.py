@@ -1,31 +1,44 @@
-"""The decoding loop: prefill, then decide and step until every row has stopped.
-
-It has the place of transformers' own sampling loop inside generate(): inputs, processors, stopping criteria
-and the cache arrive prepared. What it adds is that the decision is a `Decision`, and that numbers travel with
-their tokens.
+"""The place of transformers' sampling loop inside generate(): inputs, processors, stopping criteria and the
+cache arrive prepared, tokens and numbers come from the loop, and what was asked for is recorded.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import EosTokenCriteria, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from causal_qwen.generation.decisions import Choice, Decision
-from causal_qwen.generation.native import NativeEngine, NativeSession
-from causal_qwen.generation.readout import ReadOut
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.generation.decisions import Decision
+from causal_qwen.generation.loop import Inference, Texts, steps
+from causal_qwen.generation.native import NativeStepper
+from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.stepping import TransformersStepper
 from causal_qwen.generation.streaming import NumberStreamer
 from causal_qwen.individual import Individual
 
-if TYPE_CHECKING:
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+__all__ = ["CausalGenerateOutput", "GeneratedNumber", "decode"]
 
-__all__ = ["CausalGenerateOutput", "decode"]
+
+@dataclass(frozen=True)
+class GeneratedNumber:
+    """A number in a generated text.
+
+    Args:
+        position: Index of its token among the generated ones.
+        value: What is said.
+        lower: Lower end of the model's interval there.
+        upper: Upper end.
+    """
+
+    position: int
+    value: float
+    lower: float
+    upper: float
 
 
 @dataclass
@@ -45,43 +58,35 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
     numeric_upper: Tensor | None = None
     individuals: list[Individual] | None = None
 
+    def after(self, start: int) -> CausalGenerateOutput:
+        """The texts without their first ``start`` tokens, which were the prompts, with their numbers."""
+        columns = (self.sequences, self.numeric_values, self.numeric_lower, self.numeric_upper)
+        ids, values, lower, upper = (None if rows is None else rows[:, start:].cpu() for rows in columns)
+        return CausalGenerateOutput(
+            sequences=ids, numeric_values=values, numeric_lower=lower, numeric_upper=upper
+        )
 
-class _Numbers:
-    """The values of a growing text with their intervals: (3, B, T), values, lower and upper ends.
-
-    Made when the first number appears, so that plain text is free.
-    """
-
-    def __init__(self, values: Tensor | None, num_token_id: int | None) -> None:
-        self.table = None if values is None else values.expand(3, *values.shape)
-        self.num_token_id = num_token_id
-
-    def append(self, choice: Choice, tokens: Tensor, length: int) -> None:
-        """Add one column; ``length`` is the length of the text before it."""
-        if self.num_token_id is None:
-            return
-        if self.table is None:
-            if self.num_token_id not in tokens.tolist():
-                return
-            self.table = choice.values.new_zeros(3, len(tokens), length)
-        column = torch.where(tokens == self.num_token_id, torch.stack(choice.numbers), 0.0)
-        self.table = torch.cat([self.table.to(column), column[..., None]], dim=-1)
-
-    @property
-    def rows(self) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
-        """Values, lower ends and upper ends, (B, T) each."""
-        return (None, None, None) if self.table is None else (self.table[0], self.table[1], self.table[2])
+    def numbers(self, num_token_id: int, row: int = 0) -> tuple[GeneratedNumber, ...]:
+        """The numbers of one row, with their intervals."""
+        if self.numeric_values is None:
+            return ()
+        columns = (self.numeric_values, self.numeric_lower, self.numeric_upper)
+        positions = (self.sequences[row] == num_token_id).nonzero().flatten().tolist()
+        return tuple(
+            GeneratedNumber(position, *(rows[row, position].item() for rows in columns if rows is not None))
+            for position in positions
+        )
 
 
 def decode(
-    model: CausalQwen2ForCausalLM,
+    model: CausalModel,
     input_ids: Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     *,
     decision: Decision,
-    engine: NativeEngine | None = None,
+    engine: Engine | None = None,
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
@@ -90,107 +95,97 @@ def decode(
 
     With an ``engine``, forward passes are its own.
     """
-    config = generation_config
-    keep = bool(config.return_dict_in_generate)
-    scores: tuple[Tensor, ...] | None = () if keep and config.output_scores else None
-    raw_logits: tuple[Tensor, ...] | None = () if keep and config.output_logits else None
-    hidden_states: tuple[Any, ...] | None = () if keep and config.output_hidden_states else None
-    attentions: tuple[Any, ...] | None = () if keep and config.output_attentions else None
-    pads = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    given = model_kwargs.get("numeric_values")
-    if not torch.any(input_ids == (-1 if model.config.num_token_id is None else model.config.num_token_id)):
-        given = model_kwargs["numeric_values"] = None  # no number in the prompt: nothing to carry
-    numbers = _Numbers(given, model.config.num_token_id)
-    unfinished = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
-    compiled = model._valid_auto_compile_criteria(model_kwargs, config)
-    forward = model.get_compiled_call(config.compile_config) if compiled else model.__call__
-
-    model_kwargs["output_logits"] = decision.mode == "compatible" and not decision.ovr
-
-    heads = ReadOut(model) if engine is None else engine.heads
-    session = None if engine is None else _session(engine, input_ids, config, model_kwargs)
-    position = 0
-    if session is None:
-        outputs: Any = model._prefill(input_ids, config, model_kwargs)
-    else:
-        outputs = session.prefill(model_kwargs.get("numeric_values"))
-    while True:
-        if session is None:
-            model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
-        choice = decision.choose(heads, outputs, input_ids, position, logits_processor)
-        tokens = choice.tokens
-        if pads:
-            tokens = torch.where(unfinished, tokens, config._pad_token_tensor.to(tokens.device))
-        if scores is not None:
-            scores += (choice.scores,)
-        if raw_logits is not None:
-            logits = choice.logits
-            if logits is None or decision.mode != "compatible":  # a decision may round otherwise
-                logits = heads.logits(heads.causes(outputs)[0].loc)
-            raw_logits += (logits,)
-        if hidden_states is not None:
-            hidden_states += (outputs.hidden_states,)
-        if attentions is not None:
-            attentions += (outputs.attentions,)
-        numbers.append(choice, tokens, input_ids.shape[1])
-        model_kwargs["numeric_values"] = numbers.rows[0]
-        input_ids = torch.cat([input_ids, tokens[:, None]], dim=-1)
+    values = model_kwargs.pop("numeric_values", None)
+    stepper = _stepper(model, engine, generation_config, model_kwargs)
+    may_pad = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
+    texts = Texts(
+        input_ids,
+        values,
+        num_token_id=model.config.num_token_id,
+        pad_token_id=_pad_token(generation_config) if may_pad else None,
+    )
+    record = _Record(generation_config, decision)
+    for inference in steps(stepper, decision, texts, logits_processor):
+        record.add(inference, stepper)
         if isinstance(streamer, NumberStreamer):
-            streamer.put_choice(tokens.cpu(), choice)
+            streamer.put_choice(inference.tokens.cpu(), inference.choice)
         elif streamer is not None:
-            streamer.put(tokens.cpu())
-        for criterion in stopping_criteria:  # as the list itself, in fewer operations
-            unfinished.masked_fill_(criterion(input_ids, scores), False)
-        finished = not any(unfinished.tolist())
-        del outputs, choice  # a choice holds the outputs that its number would come from
-        if not model._has_unfinished_sequences(finished, synced_gpus, device=input_ids.device):
+            streamer.put(inference.tokens.cpu())
+        for criterion in stopping_criteria:
+            texts.end(criterion(texts.ids, record.scores))
+        if not model._has_unfinished_sequences(texts.all_ended, synced_gpus, device=input_ids.device):
             break
-        position += 1
-        if session is not None:
-            outputs = session.step(tokens, numbers.rows[0])
-            continue
-        step = 1 if model_kwargs["use_cache"] else None
-        outputs = forward(
-            **model.prepare_inputs_for_generation(input_ids, next_sequence_length=step, **model_kwargs),
-            return_dict=True,
-        )
-
     if streamer is not None:
         streamer.end()
-    if not keep:
-        return input_ids
-    values, lower, upper = numbers.rows
-    return CausalGenerateOutput(
-        sequences=input_ids,
-        scores=scores,
-        logits=raw_logits,
-        attentions=attentions,
-        hidden_states=hidden_states,
-        past_key_values=model_kwargs.get("past_key_values"),
-        numeric_values=values,
-        numeric_lower=lower,
-        numeric_upper=upper,
-        individuals=list(decision.individuals) or None,
-    )
+    if not generation_config.return_dict_in_generate:
+        return texts.ids
+    return record.output(texts, stepper)
 
 
-def _session(
-    engine: NativeEngine, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> NativeSession:
-    """The engine's view of what generate() prepared.
+def _stepper(
+    model: CausalModel, engine: Engine | None, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> TransformersStepper | NativeStepper:
+    """Who runs the forward passes.
 
     Raises:
         ValueError: If something is asked for that only the model itself can give.
     """
+    if engine is None:
+        return TransformersStepper(model, config, **model_kwargs)
     if config.output_hidden_states or config.output_attentions or "inputs_embeds" in model_kwargs:
         raise ValueError(
             "the native engine reads tokens and keeps neither hidden states nor attentions; "
             "call generate() without engine= for these"
         )
-    return engine.session(
-        input_ids,
-        model_kwargs.get("attention_mask"),
-        max_length=config.max_length,
-        output_logits=model_kwargs["output_logits"],
-        hide_num=bool(model_kwargs.get("hide_num_token")),
-    )
+    mask = model_kwargs["attention_mask"]
+    return NativeStepper(model, engine, mask, max_length=config.max_length)
+
+
+def _pad_token(config: GenerationConfig) -> int:
+    """What a row gets behind its end; the first end-of-text token where nothing else is said."""
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    ends = config.eos_token_id
+    return int(ends if isinstance(ends, int) else ends[0])
+
+
+class _Record:
+    """What the generation config asks to keep of each step."""
+
+    def __init__(self, config: GenerationConfig, decision: Decision) -> None:
+        keep = bool(config.return_dict_in_generate)
+        self.decision = decision
+        self.scores: tuple[Tensor, ...] | None = () if keep and config.output_scores else None
+        self.logits: tuple[Tensor, ...] | None = () if keep and config.output_logits else None
+        self.hidden_states: tuple[Any, ...] | None = () if keep and config.output_hidden_states else None
+        self.attentions: tuple[Any, ...] | None = () if keep and config.output_attentions else None
+
+    def add(self, inference: Inference, stepper: TransformersStepper | NativeStepper) -> None:
+        choice = inference.choice
+        if self.scores is not None:
+            self.scores += (choice.scores,)
+        if self.logits is not None:
+            # Those of a decision by causes may be rounded otherwise than the model's own.
+            own = choice.logits if self.decision.mode == "compatible" else None
+            self.logits += (inference.readout.logits(inference.U.loc) if own is None else own,)
+        if isinstance(stepper, TransformersStepper):
+            if self.hidden_states is not None:
+                self.hidden_states += (stepper.hidden_states,)
+            if self.attentions is not None:
+                self.attentions += (stepper.attentions,)
+
+    def output(self, texts: Texts, stepper: TransformersStepper | NativeStepper) -> CausalGenerateOutput:
+        values, lower, upper = texts.numbers
+        cache = stepper.inputs.get("past_key_values") if isinstance(stepper, TransformersStepper) else None
+        return CausalGenerateOutput(
+            sequences=texts.ids,
+            scores=self.scores,
+            logits=self.logits,
+            attentions=self.attentions,
+            hidden_states=self.hidden_states,
+            past_key_values=cache,
+            numeric_values=values,
+            numeric_lower=lower,
+            numeric_upper=upper,
+            individuals=list(self.decision.individuals) or None,
+        )

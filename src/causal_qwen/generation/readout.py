@@ -6,37 +6,34 @@ microseconds: this module keeps them few. It does not know modes, noise or text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
+from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.heads import exact
 from causal_qwen.kernels.decision import TokenScorer
 from causal_qwen.kernels.products import Linear, Matrix
-
-if TYPE_CHECKING:
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["ReadOut"]
 
 
 class ReadOut:
-    """From the outputs of a forward pass to causes, token scores and numbers; without gradients.
+    """From causes to token scores and numbers; without gradients.
 
     Args:
         model: Whose weights stay as they are meanwhile.
-        weight: W in another form; the model's own when None.
+        weight: W in another form, such as integers; the model's own when None.
     """
 
     @torch.no_grad()
-    def __init__(self, model: CausalQwen2ForCausalLM, weight: Matrix | None = None) -> None:
+    def __init__(self, model: CausalModel, weight: Matrix | None = None) -> None:
         matrix = Matrix(model.lm_head.weight) if weight is None else weight
         self.model = model
         self.action = action = model.action
         self.noise = exact(magnitude(action.b_noise))  # (D,)
         self.act = Linear(matrix, exact(action.bias))  # W u + b: (B, D) → (B, V)
+        self._own_weight = weight is None
         self._scorer = TokenScorer(
             matrix,
             bias=exact(action.bias),
@@ -44,26 +41,21 @@ class ReadOut:
             threshold=exact(action.threshold),
         )
 
-    def causes(self, outputs: Any) -> tuple[Cauchy, Cauchy]:
-        """U (B, D) and U₀ (B,) of the last position."""
-        U, U0 = Cauchy(outputs.loc_U, outputs.scale_U), Cauchy(outputs.loc_U0, outputs.scale_U0)
-        return U[:, -1], U0[:, -1]
-
-    def number(self, outputs: Any) -> Cauchy:
-        """Y (B,) of the last position, of the widened cause, in value space."""
-        return Cauchy(outputs.loc_Y, outputs.scale_Y)[:, -1]
+    def number(self, U: Cauchy) -> Cauchy:
+        """Y (B,) of the widened cause, in value space."""
+        return self.action.numbers(self.action.exogenous(U, noise=self.noise))
 
     def logits(self, loc_U: Tensor) -> Tensor:
-        """W loc_U + b, (B, V), float32 or wider, rounded as in the model's own output."""
-        return exact(self.model.token_logits(loc_U))
+        """W loc_U + b, (B, V), float32 or wider; with the model's own W rounded as in its output."""
+        return exact(self.model.token_logits(loc_U)) if self._own_weight else self.act(loc_U)
 
     def scores(self, U: Cauchy, U0: Cauchy) -> Cauchy:
         """S, (B, V)."""
         return Cauchy(*self._scorer.scores(U.loc, U.scale, U0.loc, U0.scale))
 
-    def standing(self, U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor]:
+    def z_scores(self, U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor]:
         """(loc_S − C)/scale_S and its argmax, (B, V) and (B,)."""
-        return self._scorer.standing(U.loc, U.scale, U0.loc, U0.scale)
+        return self._scorer.z_scores(U.loc, U.scale, U0.loc, U0.scale)
 
     def among(
         self, k: int, loc_U: Tensor, moved: Tensor, scale_U: Tensor | None = None, U0: Cauchy | None = None

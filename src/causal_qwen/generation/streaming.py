@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from transformers import TextStreamer
 
-from causal_qwen.numbers import format_number
-
-if TYPE_CHECKING:
-    from causal_qwen.generation.decisions import Choice
-    from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.generation.decisions import Choice
+from causal_qwen.numbers import format_number, spread_of
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["NumberStreamer"]
 
@@ -44,5 +42,4 @@ class NumberStreamer(TextStreamer):
             self.on_finalized_text(text[self.print_len :])
             self.token_cache, self.print_len = [], 0
         value, lower, upper = (part.item() for part in choice.numbers)
-        spread = (upper - lower) / 2
-        self.on_finalized_text(format_number(value, spread if spread < float("inf") else None))
+        self.on_finalized_text(format_number(value, spread_of(lower, upper)))

@@ -109,7 +109,7 @@ class TokenScorer:
                 scale_S += scale_U0.unsqueeze(-1)
         return loc_S, scale_S
 
-    def standing(
+    def z_scores(
         self,
         loc_U: Tensor,
         scale_U: Tensor,
@@ -121,7 +121,7 @@ class TokenScorer:
         """
         leading = loc_U.shape[:-1]
         if (native := self._few(loc_U)) is not None:
-            standing, best = native.standing(*_flat(loc_U, scale_U, loc_U0, scale_U0))
+            standing, best = native.z_scores(*_flat(loc_U, scale_U, loc_U0, scale_U0))
             return (standing, best) if loc_U.ndim == 2 else (standing.view(*leading, -1), best.view(leading))
         loc_S, scale_S = self.scores(loc_U, scale_U, loc_U0, scale_U0)
         standing = (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)

@@ -222,7 +222,7 @@ class NativeScorer:
         self._fill((loc_U, scale_U), (loc_U0, scale_U0), pointer(loc_S), pointer(scale_S), None, None)
         return loc_S, scale_S
 
-    def standing(
+    def z_scores(
         self, loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(loc_S − C)/scale_S, (N, V), and its argmax, (N,); arguments as for `scores`."""

@@ -49,7 +49,7 @@ class Mechanism(nn.Module):
 
     def choose(self, U: Cauchy, U0: Cauchy) -> Tensor:
         """The deterministic token, (N,)."""
-        return self.action.standing(self.action.scores(U, U0, self.weight)).argmax(-1)
+        return self.action.z_scores(self.action.scores(U, U0, self.weight)).argmax(-1)
 
     def loss(self, seen: Individuals) -> Tensor:
         """L_cls + L_reg of the model, with the gate P_<NUM>."""

@@ -377,7 +377,7 @@ def mode_agreement(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str,
     for positions in labelled_positions(model, batches):
         for part in torch.arange(len(positions.labels)).split(AGREEMENT_POSITIONS):
             U, U0 = positions.U_noisy[part], positions.U0[part]
-            standard = model.action.standing(model.action.scores(U, U0, model.lm_head.weight)).argmax(-1)
+            standard = model.action.z_scores(model.action.scores(U, U0, model.lm_head.weight)).argmax(-1)
             same += int((standard == model.token_logits(positions.U[part].loc).argmax(-1)).sum())
             count += len(part)
     return same / count if count else math.nan

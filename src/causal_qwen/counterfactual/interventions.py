@@ -10,37 +10,33 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from causal_qwen.causal_lm import CausalLM
+from causal_qwen.counterfactual.abduction import Abduction
+from causal_qwen.counterfactual.prompts import Prompt, encode_prompt
+from causal_qwen.generation.decoding import GeneratedNumber
+from causal_qwen.individual import SEEDS, Individual, one_per_row
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-from causal_qwen.generation.abduction import Abduction, Prompt, encode_prompt, unprocessed
-from causal_qwen.individual import SEEDS, Individual
+__all__ = [
+    "Branch",
+    "Counterfactual",
+    "counterfactual",
+    "edit_distance",
+]
 
-if TYPE_CHECKING:
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
-    from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
-
-__all__ = ["Branch", "Counterfactual", "GeneratedNumber", "counterfactual", "edit_distance"]
-
+# What switches off the processors that a generation config may ask for.
+NEUTRAL = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+}
 OWN_OPTIONS = ("inference_mode", "return_dict_in_generate", "num_return_sequences", "num_beams", "streamer")
-
-
-@dataclass(frozen=True)
-class GeneratedNumber:
-    """A number in a generated text.
-
-    Args:
-        position: Index of its token among the generated ones.
-        value: What the individual says.
-        lower: Lower end of the model's interval there.
-        upper: Upper end.
-    """
-
-    position: int
-    value: float
-    lower: float
-    upper: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class Counterfactual:
 
 
 def counterfactual(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     factual_prompt: Prompt,
     interventions: Sequence[Prompt] = (),
@@ -144,8 +140,9 @@ def counterfactual(
     if isinstance(individual, Abduction):
         options = individual.settings | options
         individual = individual.individuals[0]
-    person = Individual.random() if individual is None else _person(individual)
-    other = Individual((person.seed + 1) % SEEDS, person.persistence) if control is None else _person(control)
+    (person,) = one_per_row(individual, 1)
+    after = Individual((person.seed + 1) % SEEDS, person.persistence)
+    (other,) = one_per_row(after if control is None else control, 1)
     options = {"do_sample": True, "max_new_tokens": max_new_tokens} | options
     if person.path is not None:
         options = unprocessed(model) | options  # the control too, so that it differs by its noise alone
@@ -171,12 +168,16 @@ def edit_distance(first: Sequence[object], second: Sequence[object]) -> int:
     return above[-1]
 
 
-def _person(given: Individual | int) -> Individual:
-    return given if isinstance(given, Individual) else Individual(given)
+def unprocessed(model: CausalLM) -> dict[str, Any]:
+    """Options of generate() under which no logits processor runs, whatever the generation config says."""
+    configured = {name: getattr(model.generation_config, name, None) for name in NEUTRAL}
+    return {"do_sample": True, "top_k": 0} | {
+        name: NEUTRAL[name] for name, value in configured.items() if value not in (None, NEUTRAL[name])
+    }
 
 
 def _branch(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     prompt: Prompt,
     person: Individual,
@@ -187,19 +188,10 @@ def _branch(
         **inputs, **options, inference_mode="causal", individual=person, return_dict_in_generate=True
     )
     start = inputs["input_ids"].shape[1]
-    tokens = output.sequences[0, start:].cpu()  # (n,)
-    none = torch.zeros(len(tokens), dtype=torch.float64)
-    values, lower, upper = (
-        none if column is None else column[0, start:].double().cpu()
-        for column in (output.numeric_values, output.numeric_lower, output.numeric_upper)
-    )
-    numbers = tuple(
-        GeneratedNumber(position, values[position].item(), lower[position].item(), upper[position].item())
-        for position in torch.nonzero(tokens == processor.num_token_id).flatten().tolist()
-    )
-    spreads = (upper / 2 - lower / 2).tolist()  # halved first: both ends may be the largest float
-    text = processor.decode(tokens.tolist(), values.tolist(), spreads=spreads, skip_special_tokens=True)
-    return Branch(prompt, text, tuple(tokens.tolist()), numbers, person)
+    said = output.after(start)
+    (text,) = processor.batch_decode(said, skip_special_tokens=True)
+    tokens = tuple(said.sequences[0].tolist())
+    return Branch(prompt, text, tokens, said.numbers(processor.num_token_id), person)
 
 
 def _compared(branch: Branch, factual: Branch) -> Branch:

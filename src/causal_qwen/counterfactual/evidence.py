@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.cauchy import standard_draw, truncation_bound
-from causal_qwen.generation.projection import Array, Projection, conditional_draw, interval
+from causal_qwen.counterfactual.projection import Array, Projection, conditional_draw, interval
 from causal_qwen.heads import exact
 
 __all__ = ["AbductionError", "Evidence", "NumberEvidence", "Walk"]
@@ -178,8 +178,8 @@ class Evidence:
         """gain⊙(W_y − W_k)·ε ≥ logit_k − logit_y + margin for the rivals k: rows (m, D) and floors (m,)."""
         token = self.tokens[index]
         differences = (exact(self.weight[token]) - exact(self.weight[rivals])).double()  # (m, D)
-        standing = differences @ self.loc[index].double() + (self.bias[token] - self.bias[rivals]).double()
-        return (differences * self.gain[index].double()).cpu().numpy(), (margin - standing).cpu().numpy()
+        leads = differences @ self.loc[index].double() + (self.bias[token] - self.bias[rivals]).double()
+        return (differences * self.gain[index].double()).cpu().numpy(), (margin - leads).cpu().numpy()
 
     def _projection(self, index: int, bound: float) -> Projection:
         """At the origin, or at a number where |ε_Y| = |target − row·ε| first keeps the bound."""

@@ -12,48 +12,27 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from causal_qwen.cauchy import magnitude
-from causal_qwen.generation.evidence import AbductionError, Evidence, NumberEvidence, Walk
+from causal_qwen.causal_lm import CausalLM
+from causal_qwen.counterfactual.evidence import AbductionError, Evidence, NumberEvidence, Walk
+from causal_qwen.counterfactual.prompts import Prompt, encode_prompt
+from causal_qwen.generation.inferencer import Inferencer
+from causal_qwen.generation.settings import resolve
 from causal_qwen.heads import exact
 from causal_qwen.individual import SEEDS, Individual
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-if TYPE_CHECKING:
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
-    from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
-
-__all__ = [
-    "Abduction",
-    "AbductionError",
-    "Prompt",
-    "TokenDiagnostics",
-    "abduct",
-    "encode_prompt",
-    "unprocessed",
-]
-
-Prompt = str | Sequence[Mapping[str, Any]]
+__all__ = ["Abduction", "TokenDiagnostics", "abduct"]
 
 # The observed token wins by this share of the largest logit: far above what a cache changes by rounding.
 MARGIN = 1e-3
 # A text whose replay fails is abducted again with a margin this much larger, and at most so often.
 MARGIN_GROWTH, ATTEMPTS = 4.0, 5
-# What switches off the processors that a generation config may ask for.
-NEUTRAL = {
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +89,7 @@ class Abduction:
 
 @torch.no_grad()
 def abduct(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     prompt: Prompt,
     continuation: str | Sequence[int] | Tensor,
@@ -156,10 +135,9 @@ def abduct(
     if draws < 1 or sweeps < 0:
         raise ValueError(f"draws is {draws!r}, sweeps {sweeps!r}; draw at least once, with 0 sweeps or more")
     began = time.perf_counter()
-    settings = {
+    settings: dict[str, float] = {
         "temperature": float(temperature),
-        "noise_gain": _setting(model, "noise_gain", noise_gain),
-        "density_floor": _setting(model, "density_floor", density_floor),
+        **resolve(model, noise_gain=noise_gain, density_floor=density_floor),
     }
     if not (0 < settings["temperature"] < math.inf and 0 < settings["noise_gain"] < math.inf):
         raise ValueError(
@@ -224,33 +202,8 @@ def abduct(
     )
 
 
-def encode_prompt(processor: CausalQwen2Processor, prompt: Prompt, device: torch.device) -> dict[str, Tensor]:
-    """input_ids, attention_mask and numeric_values, (1, T) each, of a text, or a chat awaiting its answer.
-
-    Raises:
-        ValueError: If the prompt has no token.
-    """
-    if isinstance(prompt, str):
-        batch = processor(prompt, return_tensors="pt")
-    else:
-        batch = processor.apply_chat_template(
-            list(prompt), tokenize=True, add_generation_prompt=True, return_tensors="pt"
-        )
-    if batch["input_ids"].shape[1] == 0:
-        raise ValueError("the prompt is empty; give at least one token to continue")
-    return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def unprocessed(model: CausalQwen2ForCausalLM) -> dict[str, Any]:
-    """Options of generate() under which no logits processor runs, whatever the generation config asks for."""
-    asked = {name: getattr(model.generation_config, name, None) for name in NEUTRAL}
-    return {"do_sample": True, "top_k": 0} | {
-        name: NEUTRAL[name] for name, value in asked.items() if value not in (None, NEUTRAL[name])
-    }
-
-
 def _evidence(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     inputs: Mapping[str, Tensor],
     tokens: list[int],
@@ -266,8 +219,8 @@ def _evidence(
         observed = torch.tensor([values], dtype=torch.float64, device=device)
         batch["numeric_values"] = torch.cat([inputs["numeric_values"].to(observed), observed], dim=1)
     outputs = model(**batch, logits_to_keep=len(tokens) + 1, output_logits=False)
-    loc, scale = outputs.loc_U[0, :-1].float(), outputs.scale_U[0, :-1].float()  # (n, D)
-    spread = settings["temperature"] * (scale + exact(magnitude(model.action.b_noise)).float())  # (n, D), T·s
+    U = model.action.exogenous(outputs.U[0, :-1]).to(torch.float32)  # (n, D), widened
+    loc, spread = U.loc, settings["temperature"] * U.scale  # (n, D), T·s
     names = [
         f"token {index} of the continuation, {processor.tokenizer.decode([token])!r} (id {token}),"
         for index, token in enumerate(tokens)
@@ -303,7 +256,7 @@ def _evidence(
 
 
 def _observed(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     continuation: str | Sequence[int] | Tensor,
     values: Sequence[float] | Tensor | None,
@@ -332,41 +285,32 @@ def _observed(
     return tokens, numbers
 
 
-def _ends(model: CausalQwen2ForCausalLM) -> set[int]:
+def _ends(model: CausalLM) -> set[int]:
     ends = model.generation_config.eos_token_id
     return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
 
 
 def _replays(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     inputs: Mapping[str, Tensor],
     tokens: list[int],
     values: list[float],
     person: Individual,
     settings: Mapping[str, float],
 ) -> bool:
-    """Whether generate(), step by step, says the observed text."""
-    options: dict[str, Any] = {**inputs, **unprocessed(model), **settings, "max_new_tokens": len(tokens)}
-    output = model.generate(
-        **options, inference_mode="causal", individual=person, return_dict_in_generate=True
-    )
-    start = inputs["input_ids"].shape[1]
-    if output.sequences[0, start:].tolist() != tokens:
-        return False
-    if output.numeric_values is None:
-        return True
-    said = model.value_space.encode(output.numeric_values[0, start:].double())
-    observed = model.value_space.encode(torch.tensor(values, dtype=torch.float64)).to(said)
-    is_number = output.sequences[0, start:] == model.config.num_token_id
-    return bool(((said - observed).abs() <= 1e-4 * (1 + observed.abs()))[is_number].all())
-
-
-def _setting(model: CausalQwen2ForCausalLM, name: str, given: float | None) -> float:
-    """The call's, else the generation config's, else the model's: the order of generate()."""
-    for value in (given, getattr(model.generation_config, name, None), getattr(model.config, name)):
-        if value is not None:
-            return float(value)
-    raise ValueError(f"{name} is set nowhere")
+    """Whether the individual, decided step by step, says the observed text."""
+    options: dict[str, Any] = {**settings, "individual": person}
+    prompt = {name: inputs[name] for name in ("attention_mask", "numeric_values")}
+    inferences = Inferencer(model, "causal", **options).steps(inputs["input_ids"], len(tokens), **prompt)
+    for inference, token, value in zip(inferences, tokens, values, strict=True):
+        if inference.tokens.item() != token:
+            return False
+        if token == model.config.num_token_id:
+            pair = torch.stack([inference.choice.values[0].cpu(), torch.tensor(value, dtype=torch.float64)])
+            spoken, observed = model.value_space.encode(pair).tolist()
+            if abs(spoken - observed) > 1e-4 * (1 + abs(observed)):
+                return False
+    return True
 
 
 def _path(person: Individual) -> npt.NDArray[np.float32]:

@@ -1,0 +1,142 @@
+"""What a causal configuration adds to the configuration of its base, whatever family that is of."""
+
+import difflib
+import math
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+__all__ = ["CausalFields"]
+
+CHOICES = {
+    "abduction_init_strategy": ("identity", "xavier", "normal"),
+    "scale_activation": ("exp", "softplus", "abs"),
+    "numeric_encoding": ("log", "sigmoid"),
+    "value_space": ("log", "linear"),
+    "inference_mode": ("standard", "causal", "compatible"),
+    "loss_impl": ("fused", "sampled", "reference"),
+}
+# field: (smallest, largest), bounds included
+RANGES = {
+    "gate_alpha": (0.0, 1.0),
+    "persistence": (0.0, 1.0),
+    "density_floor": (0.0, 1.0 - 1e-9),
+    "gamma_init": (math.exp(-40), math.exp(40)),
+    "value_spread": (1e-300, math.inf),
+    "noise_gain": (0.0, math.inf),
+    "reg_loss_weight": (0.0, math.inf),
+    "classification_loss_weight": (0.0, math.inf),
+    "softmax_loss_weight": (0.0, math.inf),
+    "ovr_threshold_jitter": (0.0, math.inf),
+    "num_negatives": (1, math.inf),
+}
+
+
+@dataclass(kw_only=True)
+class CausalFields:
+    """The fields that a causal configuration adds to its base's.
+
+    Args:
+        causal_size: D, the size of U; None means hidden_size. Any other size needs a vocabulary matrix of its
+            own, so the embedding is then not tied to it.
+        abduction_init_strategy: How W_loc starts: "identity", "xavier" or "normal".
+        scale_activation: What makes scale_U positive: "exp", "softplus" or "abs".
+        gamma_init: scale_U at the start.
+        b_noise_init: |b_noise| at the start.
+        ovr_threshold_init: C at the start.
+        ovr_threshold_jitter: Half-width of a uniform spread around it.
+        learn_threshold: Whether C is trained.
+        numeric_encoding: How values enter the embedding: "log" or "sigmoid".
+        learn_numeric_direction: Whether ê is trained.
+        value_space: Where numbers are regressed: "log" or "linear".
+        value_center: Median of the training numbers in value space.
+        value_spread: Half their interquartile range.
+        conformal_scores: Sorted |g(v) − loc_Y|/scale_Y of numbers set aside in training, from which intervals
+            are made; None for the Cauchy quantiles themselves.
+        num_token_id: The id of <NUM>; None for a model without a number channel.
+        gate_alpha: α of the number gate.
+        gate_gradient: Whether the number loss may move P_<NUM>.
+        reg_loss_weight: λ, the weight of the number loss.
+        classification_loss_weight: Weight of the One-vs-Rest loss.
+        softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.
+        loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference"
+            (dense).
+        num_negatives: Negatives drawn by the sampled loss.
+        inference_mode: "standard", "causal" or "compatible".
+        noise_gain: κ, set by calibration.
+        density_floor: Truncation of sampled causes, relative to the peak density.
+        persistence: ρ, the share of noise that an individual keeps from token to token.
+    """
+
+    # Evaluation must not gather the causes and scores of every batch: only logits are predictions.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "cls_loss",
+        "reg_loss",
+        *(f"{part}_{name}" for name in ("U", "U0", "S", "Y") for part in ("loc", "scale")),
+        "past_key_values",
+    ]
+
+    causal_size: int | None = None
+    abduction_init_strategy: str = "identity"
+    scale_activation: str = "exp"
+    gamma_init: float | int = 10.0
+    b_noise_init: float | int = 0.1
+    ovr_threshold_init: float | int = 0.0
+    ovr_threshold_jitter: float | int = 0.0
+    learn_threshold: bool = True
+    numeric_encoding: str = "log"
+    learn_numeric_direction: bool = False
+    value_space: str = "log"
+    value_center: float | int = 0.0
+    value_spread: float | int = 1.0
+    conformal_scores: list[float | int] | None = None
+    num_token_id: int | None = None
+    gate_alpha: float | int = 0.0
+    gate_gradient: bool = False
+    reg_loss_weight: float | int = 1.0
+    classification_loss_weight: float | int = 1.0
+    softmax_loss_weight: float | int = 0.0
+    loss_impl: str = "fused"
+    num_negatives: int = 4096
+    inference_mode: str = "standard"
+    noise_gain: float | int = 1.0
+    density_floor: float | int = 0.01
+    persistence: float | int = 0.2
+
+    def __post_init__(self, **kwargs):
+        """Check the causal fields, then let the base derive its own."""
+        own = [field.name for field in fields(CausalFields)]
+        for name in kwargs:
+            near = difflib.get_close_matches(name, own, n=1, cutoff=0.8)
+            if near:
+                raise ValueError(f"unknown configuration field {name!r}; did you mean {near[0]!r}?")
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+        for name, (smallest, largest) in RANGES.items():
+            value = getattr(self, name)
+            if not smallest <= value <= largest:
+                raise ValueError(f"{name} is {value!r}; it must lie between {smallest:g} and {largest:g}")
+        scores = self.conformal_scores
+        if scores is not None and not _are_scores(scores):
+            raise ValueError(
+                f"conformal_scores begin {scores[:3]}; they must be sorted finite numbers ≥ 0, or None"
+            )
+        if self.causal_size is None:
+            self.causal_size = self.hidden_size
+        if self.causal_size < 1:
+            raise ValueError(
+                f"causal_size is {self.causal_size!r}; it must be at least 1, or None for hidden_size"
+            )
+        if self.causal_size != self.hidden_size:
+            self.tie_word_embeddings = False
+        if self.num_token_id is not None and not 0 <= self.num_token_id < self.vocab_size:
+            raise ValueError(
+                f"num_token_id is {self.num_token_id!r}, outside the vocabulary of {self.vocab_size}; "
+                "resize the embeddings first, or let `convert` choose the row"
+            )
+        super().__post_init__(**kwargs)
+
+
+def _are_scores(scores: list) -> bool:
+    return bool(scores) and scores[0] >= 0 and scores == sorted(scores) and all(map(math.isfinite, scores))

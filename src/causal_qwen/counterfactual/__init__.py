@@ -1,0 +1,7 @@
+"""Counterfactuals: who would have said this, and what would the same individual have said otherwise?"""
+
+from causal_qwen.counterfactual.abduction import Abduction, abduct
+from causal_qwen.counterfactual.evidence import AbductionError
+from causal_qwen.counterfactual.interventions import Counterfactual, counterfactual
+
+__all__ = ["Abduction", "AbductionError", "Counterfactual", "abduct", "counterfactual"]

@@ -1,0 +1,148 @@
+"""generate(), deciding by causes: what a causal model adds to transformers' GenerationMixin."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation.logits_process import (
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    WatermarkLogitsProcessor,
+)
+
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.generation.decoding import decode
+from causal_qwen.generation.inferencer import Inferencer
+from causal_qwen.generation.loop import Inference
+from causal_qwen.generation.settings import plan
+from causal_qwen.heads import NUM_BIAS
+from causal_qwen.individual import Individuals
+
+__all__ = ["CausalGenerationMixin"]
+
+
+class CausalGenerationMixin(GenerationMixin):
+    """Goes before a model of transformers in a class with the heads of a `CausalModel`."""
+
+    @property
+    def writes_numbers(self) -> bool:
+        """Whether <NUM> can be chosen: it exists, and training has moved its bias from where conversion
+        put it.
+        """
+        num_token_id = self.config.num_token_id
+        return num_token_id is not None and self.action.bias[num_token_id].item() != NUM_BIAS
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        inference_mode: str | None = None,
+        individual: Individuals | None = None,
+        noise_gain: float | None = None,
+        density_floor: float | None = None,
+        persistence: float | None = None,
+        interval_level: float = 0.9,
+        raw_intervals: bool = False,
+        normalisation: str = "softmax",
+        suppress_unused: bool = False,
+        engine: Engine | None = None,
+        **kwargs,
+    ):
+        """transformers' generate(), deciding by causes.
+
+        Everything that generate() takes works in every mode, but for beams and assistants, which need
+        ``inference_mode="compatible"``. The temperature scales noise, except in "compatible".
+
+        Args:
+            inputs: Token ids (B, T).
+            generation_config: May also carry the settings below.
+            inference_mode: "standard" (do_sample=False: the law of U decides; True: noise moves the cause),
+                "causal" (one concrete individual decides) or "compatible" (what Qwen does). The
+                configuration's by default.
+            individual: Who is sampled: an `Individual`, a seed, or one per row. New ones by default; the
+                output with ``return_dict_in_generate=True`` says who.
+            noise_gain: κ.
+            density_floor: Truncation of the noise.
+            persistence: ρ for individuals that have none of their own.
+            interval_level: Probability of the interval of each number.
+            raw_intervals: Whether intervals are the Cauchy law's own, as in `predict_number`.
+            normalisation: In "compatible", "softmax" or "ovr": draw from P_k/ΣP.
+            suppress_unused: Whether vocabulary rows that no token uses are excluded.
+            engine: Made by ``Engine.from_model(model)``; runs the forward passes on the CPU, fast.
+            **kwargs: As for transformers.
+
+        Returns:
+            Ids (B, T'), or with ``return_dict_in_generate=True`` a `CausalGenerateOutput`.
+        """
+        if kwargs.get("custom_generate") is not None:  # somebody's own loop decides by its own rules
+            return super().generate(inputs, generation_config, **kwargs)
+        decision = plan(
+            self,
+            inputs,
+            generation_config,
+            kwargs,
+            settings={
+                "inference_mode": inference_mode,
+                "noise_gain": noise_gain,
+                "density_floor": density_floor,
+                "persistence": persistence,
+            },
+            individual=individual,
+            interval_level=interval_level,
+            raw_intervals=raw_intervals,
+            normalisation=normalisation,
+            suppress_unused=suppress_unused,
+            own_loop=engine is not None,
+        )
+        if decision is not None:
+            # transformers hands neither to a loop that is not its own.
+            kwargs["custom_generate"] = functools.partial(
+                decode,
+                decision=decision,
+                engine=engine,
+                streamer=kwargs.get("streamer"),
+                synced_gpus=bool(kwargs.get("synced_gpus")),
+            )
+        elif engine is not None:
+            raise ValueError("beams and assistants run in transformers' own loops: leave out engine=")
+        return super().generate(inputs, generation_config, **kwargs)
+
+    def inference(self, input_ids: Tensor, mode: str | None = None, **options) -> Inference:
+        """The laws and the decision for the token after ``input_ids``; options as for `Inferencer`."""
+        return Inferencer(self, mode, **options).infer(input_ids)
+
+    def generate_step_by_step(
+        self, input_ids: Tensor, max_new_tokens: int = 20, mode: str | None = None, **options
+    ) -> Iterator[Inference]:
+        """Token after token, each with its laws; options as for `Inferencer`."""
+        return Inferencer(self, mode, **options).steps(input_ids, max_new_tokens)
+
+    def prepare_inputs_for_generation(self, input_ids, *args, numeric_values=None, **kwargs):
+        """As the base's, with the values of the tokens that are fed; tokens beyond the values have none."""
+        model_inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        fed = model_inputs.get("input_ids")
+        if numeric_values is not None and fed is not None:
+            values = F.pad(numeric_values, (0, input_ids.shape[1] - numeric_values.shape[1]))
+            model_inputs["numeric_values"] = values[:, values.shape[1] - fed.shape[1] :]
+        return model_inputs
+
+    def _get_logits_processor(self, generation_config, *args, model_kwargs=None, **kwargs):
+        """As the base's; where an added <NUM> is hidden, a processor that calls the model or knows V sees the
+        base's vocabulary.
+        """
+        processors = super()._get_logits_processor(
+            generation_config, *args, model_kwargs=model_kwargs, **kwargs
+        )
+        num_token_id, watermark = self.config.num_token_id, generation_config.watermarking_config
+        if not (model_kwargs or {}).get("hide_num_token") or num_token_id != self.config.vocab_size - 1:
+            return processors
+        for index, processor in enumerate(processors):
+            if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+                processor.model = functools.partial(self.__call__, hide_num_token=True)
+            elif isinstance(processor, WatermarkLogitsProcessor) and watermark is not None:
+                processors[index] = watermark.construct_processor(num_token_id, self.device)
+        return processors

@@ -1,0 +1,178 @@
+"""What generate() was asked for: settings from the call, the generation config and the model, checked, as
+a `Decision`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SuppressTokensLogitsProcessor,
+)
+from transformers.generation.configuration_utils import GenerationMode
+
+from causal_qwen.generation.decisions import Decision, InferenceMode
+from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.individual import Individuals, one_per_row
+
+__all__ = ["plan", "resolve"]
+
+LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+def resolve(model: CausalModel, generation_config: GenerationConfig | None = None, **call: Any) -> Any:
+    """Each setting from the call, else from the generation config, else from the model's configuration.
+
+    Args:
+        model: Whose ``generation_config`` is taken where none is passed.
+        generation_config: Of the call; a field that it lacks or leaves None says nothing.
+        **call: ``inference_mode``, ``noise_gain``, ``density_floor`` or ``persistence``, None where the call
+            does not say.
+
+    Returns:
+        The same names.
+
+    Raises:
+        ValueError: If the mode is not known.
+    """
+    between = model.generation_config if generation_config is None else generation_config
+    settings = {
+        name: next(
+            value
+            for value in (own, getattr(between, name, None), getattr(model.config, name))
+            if value is not None
+        )
+        for name, own in call.items()
+    }
+    mode = settings.get("inference_mode", "standard")
+    if mode not in get_args(InferenceMode):
+        raise ValueError(f"inference_mode is {mode!r}; choose one of {', '.join(get_args(InferenceMode))}")
+    return settings
+
+
+def plan(
+    model: CausalModel,
+    inputs: Tensor | None,
+    generation_config: GenerationConfig | None,
+    kwargs: dict[str, Any],
+    *,
+    settings: dict[str, Any],
+    individual: Individuals | None,
+    interval_level: float,
+    raw_intervals: bool,
+    normalisation: str,
+    suppress_unused: bool,
+    own_loop: bool = False,
+) -> Decision | None:
+    """The decision to generate with, or None where transformers' own loop serves: beams, assistants, and what
+    Qwen does, as long as no number can be written.
+
+    Args:
+        model: Whose configuration has the last word.
+        inputs: First argument of generate().
+        generation_config: Second argument of generate().
+        kwargs: The others; changed in place to what transformers should see.
+        settings: ``inference_mode``, ``noise_gain``, ``density_floor``, ``persistence`` of the call, for
+            `resolve`.
+        individual: As for generate().
+        interval_level: As for generate().
+        raw_intervals: As for generate().
+        normalisation: As for generate().
+        suppress_unused: As for generate().
+        own_loop: Whether transformers' own loop will not do.
+    """
+    settings = resolve(model, generation_config, **settings)
+    mode = settings.pop("inference_mode")
+    if normalisation not in ("softmax", "ovr"):
+        raise ValueError(f"normalisation is {normalisation!r}; choose 'softmax' or 'ovr'")
+    if normalisation == "ovr" and mode != "compatible":
+        raise ValueError(
+            "normalisation='ovr' is a distribution to sample from; "
+            f"it needs inference_mode='compatible', not {mode!r}"
+        )
+    if mode == "causal":
+        kwargs["do_sample"] = True
+    config = model._prepare_generation_config(generation_config, **kwargs)[0]
+    if suppress_unused:
+        kwargs["logits_processor"] = _with_suppression(model, kwargs.get("logits_processor"))
+
+    interval: dict[str, Any] = {"level": interval_level, "raw_intervals": raw_intervals}
+    method = config.get_generation_mode(kwargs.get("assistant_model"))
+    if mode == "compatible":
+        if individual is not None:
+            raise ValueError(
+                "inference_mode='compatible' samples tokens, not individuals; seed it with torch.manual_seed"
+            )
+        # A <NUM> that nobody has trained is not there: the vocabulary is the base's.
+        kwargs["hide_num_token"] = hide_num = not model.writes_numbers
+        plain = normalisation == "softmax" and not (own_loop or config.return_dict_in_generate)
+        if method not in LOOPED or (plain and hide_num):
+            if not hide_num:
+                raise ValueError(
+                    f"{method.value} cannot carry numbers; generate with num_beams=1 and no assistant"
+                )
+            _drop_absent_values(model, inputs, kwargs)
+            return None  # transformers' own loop
+        _move_stop_strings(config, kwargs)
+        return Decision(
+            mode, do_sample=config.do_sample, ovr=normalisation == "ovr", hide_num=hide_num, **interval
+        )
+    if method not in LOOPED:
+        raise ValueError(
+            f"{method.value} ranks texts by softmax probabilities, which inference_mode={mode!r} does not "
+            "have; use inference_mode='compatible'"
+        )
+    _move_stop_strings(config, kwargs)
+    do_sample = bool(config.do_sample)
+    if individual is not None and not do_sample:
+        raise ValueError(
+            "individual is given, but nothing is sampled; pass do_sample=True or inference_mode='causal'"
+        )
+    temperature = 1.0 if config.temperature is None else float(config.temperature)
+    # Temperature scales noise here; transformers would divide logits by it.
+    kwargs |= {"do_sample": do_sample, "temperature": 1.0}
+    decision = Decision(mode, do_sample=do_sample, temperature=temperature, **interval, **settings)
+    rows = _batch_size(inputs, kwargs) * (config.num_return_sequences or 1)
+    return replace(decision, individuals=one_per_row(individual, rows)) if do_sample else decision
+
+
+def _drop_absent_values(model: CausalModel, inputs: Tensor | None, kwargs: dict[str, Any]) -> None:
+    """Values of a prompt without numbers are all 0, and need not be carried from step to step."""
+    ids, num_token_id = inputs if inputs is not None else kwargs.get("input_ids"), model.config.num_token_id
+    if ids is not None and num_token_id is not None and not torch.any(ids == num_token_id):
+        kwargs.pop("numeric_values", None)
+
+
+def _move_stop_strings(config: GenerationConfig, kwargs: dict[str, Any]) -> None:
+    """Make stop strings a stopping criterion: transformers would look for a tokenizer that it has dropped."""
+    if config.stop_strings is None:
+        return
+    tokenizer = kwargs.pop("tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("stop_strings are text; pass tokenizer= as well")
+    criterion = StopStringCriteria(tokenizer, config.stop_strings)
+    kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+    kwargs["stop_strings"] = None
+
+
+def _batch_size(inputs: Tensor | None, kwargs: dict[str, Any]) -> int:
+    for tensor in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
+        if tensor is not None:
+            return len(tensor)
+    return 1
+
+
+def _with_suppression(model: CausalModel, processors: LogitsProcessorList | None) -> LogitsProcessorList:
+    """The processors, and one that forbids the rows behind <NUM>, which no token uses."""
+    config = model.config
+    first = config.vocab_size if config.num_token_id is None else config.num_token_id + 1
+    unused = list(range(first, config.vocab_size))
+    extra = [SuppressTokensLogitsProcessor(unused, device=model.device)] if unused else []
+    return LogitsProcessorList([*(processors or []), *extra])
