@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from causal_qwen import convert
-from causal_qwen.generation.abduction import Abduction, AbductionError, abduct, encode_prompt, unprocessed
+from causal_qwen.counterfactual.abduction import Abduction, AbductionError, abduct, encode_prompt, unprocessed
 from measure import progress, show
 
 PROMPTS = (

@@ -31,7 +31,6 @@ import causal_qwen
 from causal_qwen import convert
 from causal_qwen.conversion import load_base
 from causal_qwen.decoder import Engine
-from causal_qwen.generation import NativeEngine
 from measure import in_child, progress, seconds, show
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
@@ -237,7 +236,7 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
 def causal(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
     """Every mode in the engine against its own plain greedy steps."""
     model = convert(base, calibration="none").model
-    native = NativeEngine(model)
+    native = Engine.from_model(model)
     costs = {}
     for mode, options in MODES.items():
         ratios = []

@@ -17,7 +17,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from causal_qwen import CausalQwen2ForCausalLM, Individual, InferenceEngine
+from causal_qwen import CausalQwen2ForCausalLM, Individual, Inferencer
 from causal_qwen.cauchy import Cauchy, standard_draw, truncation_bound
 
 ERRORS = 4.5  # standard errors: 7 in a million by chance
@@ -117,7 +117,7 @@ def individuals(found: checks.Checks, laws: Laws) -> None:
     settings = {"density_floor": config.density_floor, "persistence": config.persistence}
     person = Individual(laws.seed + 1)
     epsilon = person.noise(0, size, **settings)[:-1]
-    choice = InferenceEngine(model, "causal", individual=person).infer(laws.ids).choice
+    choice = Inferencer(model, "causal", individual=person).infer(laws.ids).choice
     u = U.loc + config.noise_gain * (U.scale + laws.noise) * epsilon
     wanted = laws.W @ u + model.action.bias[laws.rows]
     error = relative(choice.scores[0, laws.rows], wanted)
@@ -143,19 +143,19 @@ def individuals(found: checks.Checks, laws: Laws) -> None:
 def temperature(found: checks.Checks, laws: Laws) -> None:
     """What the temperature touches, and what it does not."""
     model, ids = laws.model, laws.ids
-    still = [InferenceEngine(model, "standard", temperature=t).infer(ids).choice for t in (0.1, 1.0, 10.0)]
+    still = [Inferencer(model, "standard", temperature=t).infer(ids).choice for t in (0.1, 1.0, 10.0)]
     same = all(torch.equal(choice.scores, still[1].scores) for choice in still)
     found.add("inert without sampling: T = 0.1, 1, 10 decide alike", same, same, True)
     free = model.action.scores(laws.U, laws.U0, model.lm_head.weight)
-    wanted = model.action.standing(free)
+    wanted = model.action.z_scores(free)
     engines = {
-        "standard": InferenceEngine(model, "standard", temperature=0.0),
-        "standard, sampled": InferenceEngine(model, "standard", do_sample=True, temperature=0.0),
+        "standard": Inferencer(model, "standard", temperature=0.0),
+        "standard, sampled": Inferencer(model, "standard", do_sample=True, temperature=0.0),
     }
     for name, engine in engines.items():
         error = relative(engine.infer(ids).choice.scores[0], wanted)
         found.add(f"T = 0 is the noise-free law ({name})", error < 1e-4, f"off by {error:.1g}", "< 1e-4")
-    u = InferenceEngine(model, "causal", temperature=0.0).infer(ids).choice.scores[0]
+    u = Inferencer(model, "causal", temperature=0.0).infer(ids).choice.scores[0]
     error = relative(u, model.token_logits(laws.U.loc).float())
     found.add("T = 0 is the noise-free law (causal)", error < 1e-4, f"off by {error:.1g}", "< 1e-4")
     one, two = (

@@ -11,10 +11,11 @@ from scipy.stats import ks_2samp
 from causal_qwen import convert
 from causal_qwen.cauchy import truncation_bound
 from causal_qwen.conversion import Base, bundled_text
-from causal_qwen.generation.abduction import AbductionError, abduct, encode_prompt, unprocessed
-from causal_qwen.generation.counterfactual import counterfactual
-from causal_qwen.generation.evidence import Evidence, NumberEvidence
-from causal_qwen.generation.projection import Projection, conditional_draw, interval
+from causal_qwen.counterfactual.abduction import AbductionError, abduct
+from causal_qwen.counterfactual.evidence import Evidence, NumberEvidence
+from causal_qwen.counterfactual.interventions import counterfactual, unprocessed
+from causal_qwen.counterfactual.projection import Projection, conditional_draw, interval
+from causal_qwen.counterfactual.prompts import encode_prompt
 from causal_qwen.individual import Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
@@ -213,7 +214,7 @@ def test_mistakes_are_named(converted, arguments, message):
 
 
 def test_a_path_that_rounding_breaks_is_drawn_again_with_a_larger_margin(converted, monkeypatch):
-    from causal_qwen.generation import abduction
+    from causal_qwen.counterfactual import abduction
 
     verdicts = iter([False, True, True])
     replays = abduction._replays

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from causal_qwen import convert
 from causal_qwen.cli import app
 from causal_qwen.conversion import Base, bundled_text
-from causal_qwen.generation.counterfactual import counterfactual, edit_distance
+from causal_qwen.counterfactual.interventions import counterfactual, edit_distance
 from causal_qwen.individual import Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from conftest import tiny_base, tiny_causal, tiny_tokenizer

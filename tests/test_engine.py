@@ -9,7 +9,6 @@ import torch
 from causal_qwen import CausalQwen2ForCausalLM
 from causal_qwen.decoder import CausalLM, DecoderConfig, Engine, StopReason, from_hf, pad_left
 from causal_qwen.decoder.packed import quantise
-from causal_qwen.generation import NativeEngine
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.kernels import native
 from conftest import tiny_base, tiny_causal
@@ -207,7 +206,7 @@ def test_the_tokens_and_numbers_are_those_of_generate(mode, tied):
     model = tiny_causal(tie_word_embeddings=tied)
     with torch.no_grad():
         model.action.bias[model.config.num_token_id] += 1.0  # numbers are said often, and fed back
-    engine = NativeEngine(model)
+    engine = Engine.from_model(model)
     ours, theirs = (generated(model, made, MODES[mode]) for made in (engine, None))
     assert torch.equal(ours.sequences, theirs.sequences)
     new = slice(5, None)
@@ -228,7 +227,7 @@ def test_numbers_are_among_what_is_compared():
 def test_causes_of_another_size_and_sigmoid_numbers():
     model = tiny_causal(causal_size=24, numeric_encoding="sigmoid")
     options = MODES["causal"]
-    ours, theirs = (generated(model, made, options).sequences for made in (NativeEngine(model), None))
+    ours, theirs = (generated(model, made, options).sequences for made in (Engine.from_model(model), None))
     assert torch.equal(ours, theirs)
 
 
@@ -238,13 +237,13 @@ def test_a_model_all_in_bfloat16_runs(mode):
     model = tiny_causal().to(torch.bfloat16)
     wide = tiny_causal()
     wide.load_state_dict(model.state_dict())  # the same values in float32: what the engine computes in
-    ours = generated(model, NativeEngine(model), MODES[mode]).sequences
+    ours = generated(model, Engine.from_model(model), MODES[mode]).sequences
     assert torch.equal(ours, generated(wide, None, MODES[mode]).sequences)
 
 
 def test_stops_streams_and_lengths_are_generates_own():
     model = tiny_causal()
-    engine = NativeEngine(model)
+    engine = Engine.from_model(model)
     ids = torch.tensor([[1, 2, 3]])
     first = int(model.generate(ids, max_new_tokens=1, inference_mode="standard", engine=engine)[0, -1])
     out = model.generate(ids, max_new_tokens=9, inference_mode="standard", eos_token_id=first, engine=engine)
@@ -257,7 +256,7 @@ def test_stops_streams_and_lengths_are_generates_own():
 
 def test_what_the_engine_cannot_do_is_said():
     model = tiny_causal()
-    engine = NativeEngine(model)
+    engine = Engine.from_model(model)
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         model.action.bias[model.config.num_token_id] = NUM_BIAS  # beams cannot carry numbers anyway
@@ -280,7 +279,7 @@ def test_what_the_engine_cannot_do_is_said():
 def test_eight_bits_decide_as_the_model_of_their_weights():
     """The heads read the engine's own vocabulary matrix: with its values in the model, tokens are equal."""
     model = tiny_causal()
-    engine = NativeEngine(model, precision="int8")
+    engine = Engine.from_model(model, precision="int8")
     twin = CausalQwen2ForCausalLM(model.config).eval()
     state = {
         name: quantise(value).dense()
@@ -322,7 +321,7 @@ def test_embedded_base_in_the_engine():
     assert torch.equal(Engine.from_model(base.model).generate(ids, 48).sequences, plain)
     model = convert(base, calibration="none").model
     model.generation_config.eos_token_id = None
-    engine = NativeEngine(model)
+    engine = Engine.from_model(model)
     person = {"individual": 7}
     for name in ("standard", "causal", "causal, top k", "compatible"):
         options = MODES[name] | (person if "individual" in MODES[name] else {})

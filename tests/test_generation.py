@@ -11,7 +11,7 @@ from causal_qwen import CausalGenerateOutput, CausalQwen2Processor, Individual, 
 from causal_qwen.cauchy import Cauchy, truncation_bound
 from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
-from causal_qwen.generation import Decision, ReadOut
+from causal_qwen.generation import Causes, Decision, ReadOut
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
 
 NEW = 20
@@ -125,7 +125,8 @@ def decide(model, ids, seeds, **settings):
     """One position, decided for the same state by many individuals."""
     outputs = model(ids[:1].expand(len(seeds), -1), logits_to_keep=1)
     decision = Decision(**settings, individuals=[Individual(seed) for seed in seeds])
-    return outputs, decision.choose(ReadOut(model), outputs, ids[:1].expand(len(seeds), -1), 0, [])
+    causes = Causes(outputs.U[:, -1], outputs.U0[:, -1])
+    return outputs, decision.choose(ReadOut(model), causes, ids[:1].expand(len(seeds), -1), 0, [])
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.2, 1.0])
@@ -177,7 +178,7 @@ def test_standard_sampling_moves_the_location_linearly_in_temperature(speaker, i
         S = speaker.action.scores(
             U, Cauchy(outputs.loc_U0[:, 0], outputs.scale_U0[:, 0]), speaker.lm_head.weight
         )
-        still = speaker.action.standing(S)
+        still = speaker.action.z_scores(S)
     torch.testing.assert_close(standing(0.0), still, rtol=1e-4, atol=1e-5)
     move = standing(1.0) - still
     assert move.abs().max() > 1e-3
@@ -316,7 +317,7 @@ def test_numbers_are_fed_back(speaker, ids):
     sequence, values = outputs.sequences, outputs.numeric_values
     assert (sequence[:, 12:] == 258).any()
     laws = speaker(sequence, numeric_values=values, output_scores=True)
-    standing = speaker.action.standing(Cauchy(laws.loc_S, laws.scale_S))
+    standing = speaker.action.z_scores(Cauchy(laws.loc_S, laws.scale_S))
     assert torch.equal(standing[0, 11:-1].argmax(-1), sequence[0, 12:])
     deaf = speaker(sequence, numeric_values=torch.zeros_like(values), output_scores=True)
     assert not torch.allclose(deaf.loc_S, laws.loc_S)

@@ -46,13 +46,13 @@ def test_scores_follow_the_linear_law(action, causes):
     some = action.scores(U, U0, W, rows)
     torch.testing.assert_close(some.loc, S.loc[:, rows])
     torch.testing.assert_close(some.scale, S.scale[:, rows])
-    torch.testing.assert_close(action.standing(some, rows), action.standing(S)[:, rows])
+    torch.testing.assert_close(action.z_scores(some, rows), action.z_scores(S)[:, rows])
 
 
 def test_standing_orders_tokens_as_their_probability(action, causes):
     S = action.scores(*causes, torch.randn(V, D))
     prob = Cauchy(S.loc.double(), S.scale.double()).sf(action.threshold.double())
-    assert torch.equal(action.standing(S).double().argsort(-1), prob.argsort(-1))
+    assert torch.equal(action.z_scores(S).double().argsort(-1), prob.argsort(-1))
 
 
 def test_numbers_follow_the_linear_law(action, causes):

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2ForCausalLM
 
 import causal_qwen_mvp
-from causal_qwen import Cauchy, CausalQwen2ForCausalLM, InferenceEngine
+from causal_qwen import Cauchy, CausalQwen2ForCausalLM, Inferencer
 from causal_qwen.losses import ovr_loss
 from causal_qwen_mvp import (
     AbductionNetwork,
@@ -186,7 +186,7 @@ def test_inference_decides_as_the_engine_does(model, ids, mode):
     options = {"individual": 5} if mode == "causal" else {}
     outputs = model.inference(ids, mode=mode, **options)
     assert outputs.loc_S.shape == outputs.scale_S.shape == (3, 12, 300)
-    expected = InferenceEngine(model, mode, **options).infer(ids).choice.tokens
+    expected = Inferencer(model, mode, **options).infer(ids).choice.tokens
     assert torch.equal(outputs.next_token_ids, expected[:, None])
 
 

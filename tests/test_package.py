@@ -1,6 +1,5 @@
 """The package's surface: names that resolve, a cheap import, and Auto classes that know us."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -22,33 +21,31 @@ def run(code):
     ).stdout.strip()
 
 
-def test_every_public_name_resolves_and_is_listed():
-    for name in causal_qwen.__all__:
-        assert getattr(causal_qwen, name) is not None
-    assert set(causal_qwen.__all__) <= set(dir(causal_qwen))
+PUBLIC = {
+    "Abduction", "AbductionError", "Cauchy", "CausalGenerateOutput", "CausalLMOutput", "CausalQwen2Config",
+    "CausalQwen2ForCausalLM", "CausalQwen2Processor", "CausalQwen3Config", "CausalQwen3ForCausalLM",
+    "Counterfactual", "Engine", "Individual", "Inferencer", "Number", "NumberPrediction", "NumberStreamer",
+    "ValueSpace", "__version__", "abduct", "convert", "counterfactual", "format_number", "scan",
+}  # fmt: skip
+
+
+def test_the_public_names_are_these_and_resolve():
+    assert set(causal_qwen.__all__) == PUBLIC
+    assert all(getattr(causal_qwen, name) is not None for name in PUBLIC)
+    assert set(dir(causal_qwen)) >= PUBLIC, "lazy names complete in a shell, too"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         causal_qwen.nonsense  # noqa: B018
+    with pytest.warns(DeprecationWarning, match="Inferencer"):
+        assert causal_qwen.InferenceEngine is causal_qwen.Inferencer
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "cauchy",
-        "heads",
-        "losses",
-        "value_space",
-        "modeling_causal_qwen2",
-        "configuration_causal_qwen2",
-        "conversion",
-    ],
-)
-def test_every_module_lists_what_it_offers(module):
-    module = importlib.import_module(f"causal_qwen.{module}")
-    assert all(hasattr(module, name) for name in module.__all__)
-
-
-def test_importing_the_package_imports_neither_torch_nor_transformers():
-    assert run("import sys, causal_qwen; print({'torch', 'transformers'} & set(sys.modules))") == "set()"
+def test_the_command_line_starts_without_torch_and_transformers():
+    code = (
+        "import sys; sys.argv = ['causal-qwen', '--help']; import causal_qwen_command\n"
+        "try: causal_qwen_command.main()\n"
+        "except SystemExit: print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    assert run(code).splitlines()[-1] == "set()"
 
 
 @pytest.mark.slow
@@ -88,8 +85,8 @@ def test_the_wheel_works_outside_the_repository(tmp_path, base_directory):
 
     def run(*arguments):
         code = (
-            "import sys, causal_qwen, causal_qwen.cli; "
-            "print(causal_qwen.__file__, file=sys.stderr); causal_qwen.cli.main()"
+            "import sys, causal_qwen_command; "
+            "print(causal_qwen_command.__file__, file=sys.stderr); causal_qwen_command.main()"
         )
         environment = os.environ | {"PYTHONPATH": str(place), "COLUMNS": "200"}
         command = [sys.executable, "-c", code, *map(str, arguments)]

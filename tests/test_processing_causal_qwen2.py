@@ -179,7 +179,7 @@ def test_decoding_writes_values_and_skips_special_tokens():
         PROCESSOR.batch_decode(batch["input_ids"], batch["numeric_values"], skip_special_tokens=True)[1:3]
         == TEXTS[1:3]
     )
-    assert decode([NUM], [99.8734], spreads=[0.3]) == "99.9"
+    assert decode([NUM], [99.8734], numeric_lower=[99.5], numeric_upper=[100.1]) == "99.9"
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.decoder import Engine
 from causal_qwen.decoder.packed import quantise
-from causal_qwen.generation import NativeEngine, ReadOut
+from causal_qwen.generation import NativeStepper, ReadOut, TransformersStepper
 from causal_qwen.generation.decisions import _processed
-from causal_qwen.generation.native import NativeOutput
 from causal_qwen.heads import EXPONENT_BOUND, AbductionNetwork
 from causal_qwen.kernels.decision import FEW_OF, TokenScorer
 from causal_qwen.kernels.native import NativeAbduction, library
@@ -75,7 +75,7 @@ def test_the_choice_among_the_largest_is_that_of_transformers(standing, form, ba
     scorer = TokenScorer(matrix, bias=threshold + 1, balance=threshold.abs(), threshold=threshold)
     assert scorer.reads_few(loc, k)
     if standing:
-        everywhere, _ = scorer.standing(loc, scale, U0.loc, U0.scale)
+        everywhere, _ = scorer.z_scores(loc, scale, U0.loc, U0.scale)
         scores, best = scorer.among(logits, k, loc, scale, U0.loc, U0.scale)
     else:
         everywhere = Linear(matrix, threshold + 1)(loc)
@@ -109,31 +109,35 @@ def test_the_standing_is_that_of_the_scores(leading, dtype):
     scorer = TokenScorer(weight.contiguous(), bias=bias, balance=balance.abs(), threshold=threshold)
     causes = (U.loc, U.scale, U0.loc, U0.scale)
     loc_S, scale_S = scorer.scores(*causes)
-    standing, best = scorer.standing(*causes)
+    standing, best = scorer.z_scores(*causes)
     torch.testing.assert_close(standing, (loc_S - threshold) / scale_S)
     assert best.shape == leading
     assert torch.equal(best, standing.argmax(-1))
 
 
-def test_both_read_outs_are_the_models_own_heads():
-    """Of the model's output, and of the engine's features."""
+def test_both_steppers_are_the_models_own_heads():
+    """One forward pass without a cache is the oracle of prefill and steps."""
     model = tiny_causal()
     ids = torch.randint(0, 90, (3, 7))
     with torch.no_grad():
-        outputs = model(ids, output_scores=True, output_hidden_states=True)
-        native = NativeEngine(model)
-        features = NativeOutput(native.engine.hidden(ids)[:, -1])
-        expected = model.action.standing(Cauchy(outputs.loc_S, outputs.scale_S))[:, -1]
-        for heads, given in ((ReadOut(model), outputs), (native.heads, features)):
-            U, U0 = heads.causes(given)
-            torch.testing.assert_close(U.loc, outputs.loc_U[:, -1], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(U0.scale, outputs.scale_U0[:, -1], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(heads.number(given).loc, outputs.loc_Y[:, -1], rtol=1e-4, atol=1e-5)
-            standing, tokens = heads.standing(model.action.exogenous(U), U0)
-            torch.testing.assert_close(standing, expected, rtol=1e-3, atol=1e-4)
-            assert torch.equal(tokens, expected.argmax(-1))
-            logits = heads.logits(U.loc)
-            torch.testing.assert_close(logits, model.token_logits(U.loc), rtol=1e-4, atol=1e-4)
+        outputs = model(ids, output_scores=True)
+    expected = model.action.z_scores(outputs.S[:, -1])
+    steppers = (
+        TransformersStepper(model),
+        NativeStepper(model, Engine.from_model(model), None, max_length=8),
+    )
+    for stepper in steppers:
+        with torch.no_grad():
+            stepper.prefill(ids[:, :-1], None)
+            U, U0 = stepper.step(ids[:, -1], None)
+        torch.testing.assert_close(U.loc, outputs.loc_U[:, -1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(U0.scale, outputs.scale_U0[:, -1], rtol=1e-4, atol=1e-5)
+        readout = stepper.readout
+        torch.testing.assert_close(readout.number(U).loc, outputs.loc_Y[:, -1], rtol=1e-4, atol=1e-5)
+        z_scores, tokens = readout.z_scores(model.action.exogenous(U), U0)
+        torch.testing.assert_close(z_scores, expected, rtol=1e-3, atol=1e-4)
+        assert torch.equal(tokens, expected.argmax(-1))
+        torch.testing.assert_close(readout.logits(U.loc), model.token_logits(U.loc), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

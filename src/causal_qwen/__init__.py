@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -56,9 +57,16 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "InferenceEngine":  # its name in 0.1
+        warnings.warn("InferenceEngine is called Inferencer now", DeprecationWarning, stacklevel=2)
+        name = "Inferencer"
     if name not in _HOME_OF:
         raise AttributeError(f"module 'causal_qwen' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 # The command line imports late, so that it answers at once: the models register when it needs them.

@@ -3,7 +3,7 @@
 import difflib
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = ["CausalFields"]
 
@@ -102,7 +102,7 @@ class CausalFields:
     density_floor: float | int = 0.01
     persistence: float | int = 0.2
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         """Check the causal fields, then let the base derive its own."""
         own = [field.name for field in fields(CausalFields)]
         for name in kwargs:
@@ -138,5 +138,5 @@ class CausalFields:
         super().__post_init__(**kwargs)
 
 
-def _are_scores(scores: list) -> bool:
+def _are_scores(scores: list[float | int]) -> bool:
     return bool(scores) and scores[0] >= 0 and scores == sorted(scores) and all(map(math.isfinite, scores))

@@ -96,7 +96,7 @@ def _show(result: Counterfactual) -> None:
     seed, other = result.individual.seed, result.control.individual.seed
     path = result.individual.path
     said = "" if path is None else f", abducted from {len(path)} tokens"
-    console.print(f"individual: seed {seed}{said}; control: seed {other}. Repeat with --seed {seed}")
+    console.print(f"individual: seed {seed}{said}; control: seed {other}\nRepeat with --seed {seed}")
 
 
 def _where(branch: Branch) -> str:

@@ -108,6 +108,11 @@ class Decision:
             raise ValueError(f"interval_level is {self.level!r}; it must lie strictly between 0 and 1")
         truncation_bound(self.density_floor)
 
+    @property
+    def draws_noise(self) -> bool:
+        """Whether an individual is sampled, so that each row needs one."""
+        return self.do_sample and self.mode != "compatible"
+
     def choose(
         self,
         readout: ReadOut,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -88,8 +89,9 @@ class Inferencer:
             numeric_values: (B, T) value at each <NUM>.
         """
         texts = Texts(input_ids, numeric_values, num_token_id=self.model.config.num_token_id)
-        people = one_per_row(self.individual, len(input_ids)) if self.options["do_sample"] else ()
-        decision = Decision(**self.options, individuals=people)
+        decision = Decision(**self.options)
+        if decision.draws_noise:
+            decision = replace(decision, individuals=one_per_row(self.individual, len(input_ids)))
         stepper: Stepper
         if self.engine is None:
             stepper = TransformersStepper(self.model, attention_mask=attention_mask)

@@ -140,7 +140,9 @@ def plan(
     kwargs |= {"do_sample": do_sample, "temperature": 1.0}
     decision = Decision(mode, do_sample=do_sample, temperature=temperature, **interval, **settings)
     rows = _batch_size(inputs, kwargs) * (config.num_return_sequences or 1)
-    return replace(decision, individuals=one_per_row(individual, rows)) if do_sample else decision
+    if not decision.draws_noise:
+        return decision
+    return replace(decision, individuals=one_per_row(individual, rows))
 
 
 def _drop_absent_values(model: CausalModel, inputs: Tensor | None, kwargs: dict[str, Any]) -> None:
