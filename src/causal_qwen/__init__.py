@@ -72,3 +72,4 @@ def __dir__() -> list[str]:
 # The command line imports late, so that it answers at once: the models register when it needs them.
 if "causal_qwen_command" not in sys.modules:
     from causal_qwen import modeling_causal_qwen2, modeling_causal_qwen3
+    from causal_qwen.counterfactual import counterfactual  # the function, not the package of the same name

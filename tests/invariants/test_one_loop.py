@@ -4,8 +4,6 @@ The oracle knows no loop, cache, batch or padding: it runs the model anew for ea
 decides by the equations of docs/theory/inference.md.
 """
 
-import itertools
-
 import pytest
 import torch
 
@@ -32,9 +30,9 @@ MODES = {
 
 def speaker(*, writes_numbers):
     """<NUM> is the last row, as conversion adds it to a vocabulary without spare ones."""
-    model = tiny_causal(vocab_size=NUM + 1, value_center=2.0, value_spread=0.7, noise_gain=0.02)
+    model = tiny_causal(vocab_size=NUM + 1, value_center=2.0, value_spread=0.7, noise_gain=0.1)
     with torch.no_grad():
-        model.action.bias[NUM] = 8.0 if writes_numbers else NUM_BIAS
+        model.action.bias[NUM] = 4.0 if writes_numbers else NUM_BIAS
         if not writes_numbers:  # as after conversion: <NUM> never wins
             model.lm_head.weight[NUM] = model.lm_head.weight[48:58].mean(0)
             model.action.threshold[NUM] = model.action.threshold.median()
@@ -130,8 +128,8 @@ def by_generate_without_a_cache(model, mvp, engine, processor, batch, rows, opti
     return by_generate(model, mvp, engine, processor, batch, rows, options | {"use_cache": False})
 
 
-def by_inferencer(model, mvp, engine, processor, batch, rows, options, **more):
-    inferencer = Inferencer(model, **mode_of(options), **who(options), **more)
+def by_inferencer(model, mvp, engine, processor, batch, rows, options, runner=None):
+    inferencer = Inferencer(model, **mode_of(options), **who(options), engine=runner)
     steps = [
         [(int(t), v if t == NUM else 0.0) for t, v in zip(i.tokens, i.choice.values.tolist(), strict=True)]
         for i in inferencer.steps(max_new_tokens=NEW, **batch)
@@ -140,7 +138,7 @@ def by_inferencer(model, mvp, engine, processor, batch, rows, options, **more):
 
 
 def by_inferencer_natively(model, mvp, engine, processor, batch, rows, options):
-    return by_inferencer(model, mvp, engine, processor, batch, rows, options, engine=engine)
+    return by_inferencer(model, mvp, engine, processor, batch, rows, options, runner=engine)
 
 
 def by_the_known_engine(model, mvp, engine, processor, batch, rows, options):
@@ -237,12 +235,17 @@ def drawn_by_transformers(model, batch):
     return [list(row) for row in zip(*said, strict=True)]
 
 
-def test_the_subject_writes_numbers_where_it_should():
+@pytest.mark.parametrize("mode", ["standard", "causal", "compatible"])
+def test_words_and_numbers_are_both_said(mode):
+    """Otherwise the table above would compare less than it claims."""
     model = speaker(writes_numbers=True)
     processor = CausalQwen2Processor(choose_num_token(tiny_tokenizer(), NUM).tokenizer, numbers="value")
-    counts = {}
-    for mode, seed in itertools.product(("standard", "causal", "compatible"), SEEDS):
-        row = processor(TEXTS[0], return_tensors="pt")
-        said = decided_by_the_equations(model, row, Individual(seed), mode, do_sample=mode == "causal")
-        counts[mode] = counts.get(mode, 0) + sum(token == NUM for token, _ in said)
-    assert all(0 < count < 3 * NEW for count in counts.values()), counts
+    said = [
+        token
+        for text, seed in zip(TEXTS, SEEDS, strict=True)
+        for token, _ in decided_by_the_equations(
+            model, processor(text, return_tensors="pt"), Individual(seed), mode, do_sample=mode == "causal"
+        )
+    ]
+    assert said.count(NUM) >= 3
+    assert len(set(said)) >= 10
