@@ -27,7 +27,7 @@ MOST_POINTS = 300
 LARGEST_DRAWN = 1e100
 
 
-def picture(draw: Callable[[Axes, Evaluation], None], seen: Evaluation) -> bytes:
+def picture(draw: Callable[[Axes, Evaluation], None], evaluation: Evaluation) -> bytes:
     """A PNG of one drawing.
 
     Raises:
@@ -38,15 +38,15 @@ def picture(draw: Callable[[Axes, Evaluation], None], seen: Evaluation) -> bytes
     except ImportError:
         raise ValueError("pictures need matplotlib: pip install 'causal-qwen[train]'") from None
     figure = Figure(figsize=(5.2, 4.0), layout="constrained")
-    draw(figure.add_subplot(), seen)
+    draw(figure.add_subplot(), evaluation)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=110)
     return stream.getvalue()
 
 
-def draw_calibration(axes: Axes, seen: Evaluation) -> None:
+def draw_calibration(axes: Axes, evaluation: Evaluation) -> None:
     """How often the chosen token is right, by the probability P_k/ΣP that it was given."""
-    count, stated, right = metrics.calibration_bins(seen.confidence, seen.correct)
+    count, stated, right = metrics.calibration_bins(evaluation.confidence, evaluation.correct)
     filled = count > 0
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
     sizes = 20 + 180 * count[filled] / count.max()
@@ -54,7 +54,7 @@ def draw_calibration(axes: Axes, seen: Evaluation) -> None:
     axes.scatter(
         stated[filled], right[filled], s=sizes, color=BLUE, alpha=0.8, label="tokens (area: how many)"
     )
-    error = metrics.expected_calibration_error(seen.confidence, seen.correct)
+    error = metrics.expected_calibration_error(evaluation.confidence, evaluation.correct)
     axes.set(
         xlabel="probability of the chosen token", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1.02)
     )
@@ -62,9 +62,9 @@ def draw_calibration(axes: Axes, seen: Evaluation) -> None:
     axes.legend(loc="upper left", frameon=False, fontsize=8)
 
 
-def draw_errors(axes: Axes, seen: Evaluation) -> None:
+def draw_errors(axes: Axes, evaluation: Evaluation) -> None:
     """The share of numbers whose error is at most so large."""
-    errors = (seen.predicted - seen.values).abs().clamp(max=LARGEST_DRAWN).sort().values
+    errors = (evaluation.predicted - evaluation.values).abs().clamp(max=LARGEST_DRAWN).sort().values
     shares = torch.arange(1, len(errors) + 1) / len(errors)
     middle, tail = metrics.quantile(errors, 0.5), metrics.quantile(errors, 0.9)
     axes.step(errors, shares, where="post", color=BLUE)
@@ -78,30 +78,32 @@ def draw_errors(axes: Axes, seen: Evaluation) -> None:
     axes.legend(loc="lower right", frameon=False, fontsize=8)
 
 
-def draw_coverage(axes: Axes, seen: Evaluation) -> None:
+def draw_coverage(axes: Axes, evaluation: Evaluation) -> None:
     """The share of numbers inside their interval, by its nominal level."""
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as stated")
-    raw = [seen.coverage(level, raw=True) for level in LEVELS]
+    raw = [evaluation.coverage(level, raw=True) for level in LEVELS]
     axes.plot(LEVELS, raw, color=ORANGE, linewidth=1.5, label="Cauchy law")
-    if seen.conformal_scores is not None:
-        mapped = [seen.coverage(level) for level in LEVELS]
+    if evaluation.conformal_scores is not None:
+        mapped = [evaluation.coverage(level) for level in LEVELS]
         axes.plot(LEVELS, mapped, color=BLUE, linewidth=2, label="reported (split conformal)")
     axes.set(xlabel="nominal level", ylabel="share of numbers inside", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title("Interval coverage")
     axes.legend(loc="lower right", frameon=False, fontsize=8)
 
 
-def draw_predictions(axes: Axes, seen: Evaluation) -> None:
+def draw_predictions(axes: Axes, evaluation: Evaluation) -> None:
     """Predictions with 90% intervals against the truth; at most 300, evenly spread over the true values."""
-    order = seen.values.argsort()
+    order = evaluation.values.argsort()
     step = max(len(order) / MOST_POINTS, 1.0)
     kept = order[(torch.arange(min(len(order), MOST_POINTS)) * step).long()]
-    truth = seen.values[kept].clamp(-LARGEST_DRAWN, LARGEST_DRAWN)
+    truth = evaluation.values[kept].clamp(-LARGEST_DRAWN, LARGEST_DRAWN)
     ends = [float(truth[0]), float(truth[-1])]
     span = max(ends[1] - ends[0], abs(ends[1]) * 1e-6, 1e-9)
     # What lies far outside of the picture need not be drawn to scale, and could not be where it overflows.
     far = (ends[0] - 100 * span, ends[1] + 100 * span)
-    predicted, lower, upper = (column[kept].clamp(*far) for column in (seen.predicted, *seen.interval(0.9)))
+    predicted, lower, upper = (
+        column[kept].clamp(*far) for column in (evaluation.predicted, *evaluation.interval(0.9))
+    )
     inside = (lower <= truth) & (truth <= upper)
     for covered, color, name in ((inside, BLUE, "inside"), (~inside, ORANGE, "outside")):
         if covered.any():

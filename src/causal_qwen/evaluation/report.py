@@ -46,11 +46,13 @@ STYLE = (
 )
 
 
-def write_report(seen: Evaluation, path: Path, *, title: str, facts: Mapping[str, str] | None = None) -> None:
+def write_report(
+    evaluation: Evaluation, path: Path, *, title: str, facts: Mapping[str, str] | None = None
+) -> None:
     """Write the report; the file appears only when it is complete.
 
     Args:
-        seen: What to report.
+        evaluation: What to report.
         path: .html or .md.
         title: First line.
         facts: Shown above the metrics, such as which model and which data.
@@ -60,36 +62,41 @@ def write_report(seen: Evaluation, path: Path, *, title: str, facts: Mapping[str
     """
     if path.suffix.lower() not in REPORT_FORMATS:
         raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; a report is .html or .md")
-    facts = dict(facts or {}) | {"tokens": f"{len(seen.labels):,}", "numbers": f"{len(seen.values):,}"}
+    facts = dict(facts or {}) | {
+        "tokens": f"{len(evaluation.labels):,}",
+        "numbers": f"{len(evaluation.values):,}",
+    }
     facts["intervals"] = (
         "the Cauchy law's own: this model carries no conformal scores"
-        if seen.conformal_scores is None
-        else f"split conformal, from {len(seen.conformal_scores)} numbers set aside"
+        if evaluation.conformal_scores is None
+        else f"split conformal, from {len(evaluation.conformal_scores)} numbers set aside"
     )
     render = _html if path.suffix.lower() == ".html" else _markdown
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        temporary.write_text(render(title, facts, seen.metrics(), _pictures(seen)), encoding="utf-8")
+        temporary.write_text(
+            render(title, facts, evaluation.metrics(), _pictures(evaluation)), encoding="utf-8"
+        )
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _pictures(seen: Evaluation) -> dict[str, str]:
+def _pictures(evaluation: Evaluation) -> dict[str, str]:
     """Captions and data: addresses."""
     drawings: dict[str, Callable[[Axes, Evaluation], None]] = {}
-    if len(seen.labels):
+    if len(evaluation.labels):
         drawings["How often the chosen token is right, by the probability it was given."] = (
             plots.draw_calibration
         )
-    if len(seen.values):
+    if len(evaluation.values):
         drawings |= {
             "Share of numbers whose error is at most so large.": plots.draw_errors,
             "Share of numbers inside their interval, by its nominal level.": plots.draw_coverage,
             "Predictions with 90% intervals against the true numbers.": plots.draw_predictions,
         }
     return {
-        caption: "data:image/png;base64," + base64.b64encode(plots.picture(draw, seen)).decode("ascii")
+        caption: "data:image/png;base64," + base64.b64encode(plots.picture(draw, evaluation)).decode("ascii")
         for caption, draw in drawings.items()
     }
 
@@ -99,7 +106,7 @@ def _shown(entry: float) -> str:
 
 
 def _html(
-    title: str, facts: Mapping[str, str], found: Mapping[str, float], pictures: Mapping[str, str]
+    title: str, facts: Mapping[str, str], measured: Mapping[str, float], pictures: Mapping[str, str]
 ) -> str:
     lines = [
         "<!doctype html>",
@@ -121,7 +128,7 @@ def _html(
         "<table>",
         *(
             f'<tr><td>{name}</td><td class="n">{_shown(entry)}</td><td>{MEANINGS.get(name, "")}</td></tr>'
-            for name, entry in found.items()
+            for name, entry in measured.items()
         ),
         "</table></body></html>",
     ]
@@ -129,7 +136,7 @@ def _html(
 
 
 def _markdown(
-    title: str, facts: Mapping[str, str], found: Mapping[str, float], pictures: Mapping[str, str]
+    title: str, facts: Mapping[str, str], measured: Mapping[str, float], pictures: Mapping[str, str]
 ) -> str:
     lines = [
         f"# {title}",
@@ -139,6 +146,6 @@ def _markdown(
         *(f"![{caption}]({source})\n" for caption, source in pictures.items()),
         "| metric | value | meaning |",
         "| --- | ---: | --- |",
-        *(f"| {name} | {_shown(entry)} | {MEANINGS.get(name, '')} |" for name, entry in found.items()),
+        *(f"| {name} | {_shown(entry)} | {MEANINGS.get(name, '')} |" for name, entry in measured.items()),
     ]
     return "\n".join(lines) + "\n"

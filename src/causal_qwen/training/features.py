@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from causal_qwen.data import Collator, Encoded
 from causal_qwen.heads import exact
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.modeling_causal_qwen2 import CausalLMOutput, CausalQwen2ForCausalLM, shifted
-from causal_qwen.training.encoding import Collator, Encoded
 
 __all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features"]
 
