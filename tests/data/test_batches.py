@@ -56,7 +56,7 @@ def test_labelled_batches_hold_every_row_and_count_bad_ones(processor):
         )
     )
     assert bad_rows.count == 1
-    encoder = Encoder(processor, append_eos=False)
+    encoder = Encoder(processor, Reading(append_eos=False))
     expected = [
         (row.input_ids, row.numeric_values, row.labels)
         for row in map(encoder.encode, reading.examples(rows, BadRows()))

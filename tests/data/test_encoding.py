@@ -96,7 +96,7 @@ def test_prompts_begin_alike_wherever_they_are_encoded(single, beginning):
 def test_a_text_begins_once_even_if_it_is_cut(single, beginning):
     processor = processor_with(single)
     text = "abc 1 " * 20
-    rows = list(Encoder(processor, max_length=16).rows([Example("", text, "a")], BadRows()))
+    rows = list(Encoder(processor, max_length=16).rows([{"text": text}], BadRows()))
     bare = processor(text, add_special_tokens=False)["input_ids"]
     assert [token for row in rows for token in row.input_ids] == [*beginning, *bare, END]
     first = rows[0]
@@ -125,7 +125,7 @@ def test_encoding_learns_completions_and_the_end(processor):
     assert row.numeric_values == [*whole["numeric_values"], 0.0]
     assert row.labels == [IGNORE_INDEX] * 4 + row.input_ids[4:]
     assert numbers_of([row], processor.num_token_id).tolist() == [12.5]
-    everything = Encoder(processor, completion_only=False, append_eos=False)
+    everything = Encoder(processor, Reading(completion_only=False, append_eos=False))
     row = everything.encode(Example("pay ", "12.5", "here"))
     assert row.labels == [IGNORE_INDEX, *row.input_ids[1:]]
 
@@ -145,7 +145,7 @@ def test_encoding_of_chats_learns_the_assistant(processor):
 def test_long_texts_are_cut_and_long_completions_refused(processor):
     encoder, bad_rows = Encoder(processor, max_length=16), BadRows("skip")
     text = "abc 1 " * 20
-    rows = list(encoder.rows([Example("", text, "a"), Example("p", text, "b")], bad_rows))
+    rows = list(encoder.rows([{"text": text}, {"prompt": "p", "completion": text}], bad_rows))
     assert bad_rows.count == 1
     ids = [token for row in rows for token in row.input_ids]
     assert ids == [*processor(text)["input_ids"], processor.tokenizer.eos_token_id]

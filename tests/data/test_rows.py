@@ -43,7 +43,7 @@ def test_iterables_of_mappings_are_read_as_they_are_needed():
     assert next(reader) == ("row 0", {"text": "number 0"})
     assert next(reader) == ("row 1", {"text": "number 1"})
     assert source.taken == 2
-    with pytest.raises(BadRow, match="row 1: int, not a mapping"):
+    with pytest.raises(BadRow, match="row 1: int, not an object with fields"):
         list(read_rows([{"text": "one"}, 2]))
 
 

@@ -19,32 +19,11 @@ from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["Collator", "batches_of", "labelled_batches", "pack", "read_encoded", "windows_by_length"]
+__all__ = ["Collator", "batches_of", "labelled_batches", "pack", "windows_by_length"]
 
 # Batches whose rows are sorted by length together: less padding with more, more to repeat after a stop.
 BATCHES_SORTED = 8
 Item = TypeVar("Item")
-
-
-def read_encoded(
-    processor: CausalQwen2Processor, source: Source, *, reading: Reading, max_length: int, bad_rows: BadRows
-) -> Iterator[Encoded]:
-    """The rows of a source, encoded with their labels, in their order.
-
-    Args:
-        processor: Reads numbers as values.
-        source: Files or rows, as for `read_rows`.
-        reading: How rows become texts.
-        max_length: Tokens per row.
-        bad_rows: What happens to rows that cannot be used.
-    """
-    encoder = Encoder(
-        processor,
-        max_length=max_length,
-        completion_only=reading.completion_only,
-        append_eos=reading.append_eos,
-    )
-    return encoder.rows(reading.examples(source, bad_rows), bad_rows)
 
 
 def labelled_batches(
@@ -67,13 +46,8 @@ def labelled_batches(
         batch_size: Rows per batch.
         bad_rows: Counts what is skipped; the first bad row stops by default.
     """
-    rows = read_encoded(
-        processor,
-        source,
-        reading=reading or Reading(),
-        max_length=max_length,
-        bad_rows=bad_rows or BadRows(),
-    )
+    encoder = Encoder(processor, reading or Reading(), max_length)
+    rows = encoder.rows(source, bad_rows or BadRows())
     collate = Collator.of(processor)
     for window, batches in windows_by_length(rows, batch_size, length=len):
         for batch in batches:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from causal_qwen.data.reading import Example
-from causal_qwen.data.rows import BadRows
+from causal_qwen.data.reading import Example, Reading
+from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
@@ -72,24 +72,22 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes examples.
+    """Encodes what is to be learned.
 
     Args:
         processor: Reads numbers as values.
+        reading: How rows become texts, and what of them is learned.
         max_length: Tokens per row. A text is cut into rows of this length; a prompt with its completion that
             is longer is a bad row.
-        completion_only: Whether only completions (and turns of the assistant) are learned.
-        append_eos: Whether each example ends with the end-of-text token, which is learned.
     """
 
     processor: CausalQwen2Processor
+    reading: Reading = field(default_factory=Reading)
     max_length: int = 512
-    completion_only: bool = True
-    append_eos: bool = True
 
-    def rows(self, examples: Iterable[Example], bad_rows: BadRows) -> Iterator[Encoded]:
-        """The rows of the examples, in their order."""
-        for example in examples:
+    def rows(self, source: Source, bad_rows: BadRows) -> Iterator[Encoded]:
+        """The rows of files or mappings, in their order; what cannot be used goes to ``bad_rows``."""
+        for example in self.reading.examples(source, bad_rows):
             try:
                 whole = self.encode(example)
             except ValueError as error:
@@ -116,10 +114,10 @@ class Encoder:
             part_ids, part_values = encode_text(self.processor, text, begins=begins, numbers="value")
             ids += part_ids
             values += part_values
-            keep = learned or not self.completion_only
+            keep = learned or not self.reading.completion_only
             labels += part_ids if keep else [IGNORE_INDEX] * len(part_ids)
         eos = self.processor.tokenizer.eos_token_id
-        if self.append_eos and eos is not None and example.messages is None:
+        if self.reading.append_eos and eos is not None and example.messages is None:
             ids.append(eos)
             values.append(0.0)
             labels.append(eos)
@@ -176,14 +174,14 @@ def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[st
     return text, Encoded(ids, values, [IGNORE_INDEX] * len(ids))
 
 
-def numbers_of(rows: Iterable[Encoded], num_token_id: int, *, learned: bool = True) -> Tensor:
-    """The values (N,) of the numbers that are to be learned, or of all, in float64."""
+def numbers_of(rows: Iterable[Encoded], num_token_id: int) -> Tensor:
+    """The values (N,) of the numbers that are to be learned, in float64."""
     return torch.tensor(
         [
             value
             for row in rows
             for token, value, label in zip(row.input_ids, row.numeric_values, row.labels, strict=True)
-            if token == num_token_id and (label != IGNORE_INDEX or not learned)
+            if token == num_token_id and label != IGNORE_INDEX
         ],
         dtype=torch.float64,
     )

@@ -72,18 +72,23 @@ def read_rows(source: Source, *, bad_rows: BadRows | None = None) -> Iterator[tu
         ValueError: If a path does not exist or its kind is not known.
     """
     bad_rows = bad_rows or BadRows()
+    for where, row in _read(source, bad_rows):
+        if isinstance(row, Mapping):
+            yield where, row
+        else:
+            bad_rows.add(where, f"{type(row).__name__}, not an object with fields")
+
+
+def _read(source: Any, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
     if isinstance(source, str | Path):
         for path in _paths(str(source)):
             yield from _read_file(path, bad_rows)
         return
-    item: Any
     for index, item in enumerate(source):
         if isinstance(item, str | Path):
-            yield from read_rows(item, bad_rows=bad_rows)
-        elif isinstance(item, Mapping):
-            yield f"row {index}", item
+            yield from _read(item, bad_rows)
         else:
-            bad_rows.add(f"row {index}", f"{type(item).__name__}, not a mapping of fields")
+            yield f"row {index}", item
 
 
 def _paths(source: str) -> list[Path]:
@@ -100,7 +105,7 @@ def _paths(source: str) -> list[Path]:
     return paths
 
 
-def _read_file(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
+def _read_file(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         yield from _read_jsonl(path, bad_rows)
@@ -109,7 +114,7 @@ def _read_file(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
     elif suffix == ".parquet":
         yield from _read_parquet(path)
     elif suffix == ".json":
-        yield from _read_json(path, bad_rows)
+        yield from _read_json(path)
     elif suffix in TEXT_SUFFIXES:
         yield str(path), {"text": path.read_text(encoding="utf-8")}
     else:
@@ -119,7 +124,7 @@ def _read_file(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
         )
 
 
-def _read_jsonl(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
+def _read_jsonl(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
@@ -130,13 +135,10 @@ def _read_jsonl(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
             except json.JSONDecodeError as error:
                 bad_rows.add(where, f"broken JSON ({error.msg} at column {error.colno})")
                 continue
-            if isinstance(row, dict):
-                yield where, row
-            else:
-                bad_rows.add(where, f"{type(row).__name__}, not an object with fields")
+            yield where, row
 
 
-def _read_json(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
+def _read_json(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -144,10 +146,7 @@ def _read_json(path: Path, bad_rows: BadRows) -> Iterator[tuple[str, Row]]:
     if not isinstance(rows, list):
         raise ValueError(f"{path}: one {type(rows).__name__}; a .json file holds a list of objects")
     for index, row in enumerate(rows):
-        if isinstance(row, dict):
-            yield f"{path}: row {index}", row
-        else:
-            bad_rows.add(f"{path}: row {index}", f"{type(row).__name__}, not an object with fields")
+        yield f"{path}: row {index}", row
 
 
 def _read_csv(path: Path, bad_rows: BadRows, delimiter: str) -> Iterator[tuple[str, Row]]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import os
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion import (
@@ -29,9 +29,9 @@ from causal_qwen.conversion import (
 )
 from causal_qwen.conversion.parity import Parity
 from causal_qwen.data import Reading, Template, read_rows
-from causal_qwen.demo import page, pictures
-from causal_qwen.demo.page import Section
-from causal_qwen.evaluation import predict
+from causal_qwen.demo import pictures
+from causal_qwen.evaluation import metrics, page, plots, predict
+from causal_qwen.evaluation.page import Section
 from causal_qwen.generation.counterfactual import Branch, Counterfactual, counterfactual
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.numbers import format_number
@@ -93,31 +93,30 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions of the rows that training has not seen; arrays (n,)."""
+    """Predictions of the rows that training has not seen; tensors (n,)."""
 
     names: list[str]
-    truth: pictures.Array
-    median: pictures.Array
-    lower: pictures.Array
-    upper: pictures.Array
-    prob_num: pictures.Array
+    truth: Tensor
+    median: Tensor
+    lower: Tensor
+    upper: Tensor
     constant: float
     level: float
 
     @property
     def error(self) -> float:
         """Median absolute error."""
-        return float(np.median(np.abs(self.median - self.truth)))
+        return metrics.median_absolute_error(self.median, self.truth)
 
     @property
     def constant_error(self) -> float:
         """What always saying the training median would get."""
-        return float(np.median(np.abs(self.constant - self.truth)))
+        return metrics.median_absolute_error(torch.tensor(self.constant), self.truth)
 
     @property
     def coverage(self) -> float:
         """Share of truths inside their interval."""
-        return float(np.mean((self.lower <= self.truth) & (self.truth <= self.upper)))
+        return metrics.mean((self.lower <= self.truth) & (self.truth <= self.upper))
 
 
 def convert_and_prove(directory: Path, *, source: str = EMBEDDED) -> tuple[Base, Conversion, Parity]:
@@ -168,7 +167,7 @@ def write_table(directory: Path) -> tuple[Path, Path]:
     random.Random(SEED).shuffle(rows)
     files = directory / "cars.train.jsonl", directory / "cars.test.jsonl"
     for file, part in zip(files, (rows[TEST_ROWS:], rows[:TEST_ROWS]), strict=True):
-        _write(file, "".join(json.dumps(row) + "\n" for row in part))
+        page.write_file(file, "".join(json.dumps(row) + "\n" for row in part))
     return files
 
 
@@ -197,7 +196,7 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
         diagnostics=False,
         seed=SEED,
     )
-    _write(directory / "cars.yaml", recipe.to_yaml())
+    page.write_file(directory / "cars.yaml", recipe.to_yaml())
     result = train(recipe, overwrite=True)
     trained: Any = CausalQwen2ForCausalLM.from_pretrained(result.output)
     processor = CausalQwen2Processor.from_pretrained(result.output)
@@ -211,13 +210,13 @@ def forecast(tuned: Tuned, directory: Path, *, level: float = 0.9) -> Forecast:
     learned = [row[TARGET] for _, row in read_rows(directory / "cars.train.jsonl")]
     reading = Reading(TEMPLATE, TARGET)
     predictions = list(predict(tuned.model, tuned.processor, rows, reading=reading, level=level))
-    arrays = {
-        name: np.array([getattr(prediction, name) for prediction in predictions])
-        for name in ("median", "lower", "upper", "prob_num")
-    }
-    truth = np.array([row[TARGET] for row in rows], dtype=np.float64)
+    median, lower, upper = (
+        torch.tensor([getattr(one, name) for one in predictions], dtype=torch.float64)
+        for name in ("median", "lower", "upper")
+    )  # (n,) each
     names = [f"{row['Year'][:4]} {row['Name']}" for row in rows]
-    return Forecast(names, truth, constant=float(np.median(learned)), level=level, **arrays)
+    truth = torch.tensor([row[TARGET] for row in rows], dtype=torch.float64)
+    return Forecast(names, truth, median, lower, upper, statistics.median(learned), level)
 
 
 def ask_what_if(tuned: Tuned) -> Counterfactual:
@@ -233,7 +232,7 @@ def report(
     texts: Mapping[str, str],
     prompt: str,
     tuned: Tuned,
-    predictions: Forecast,
+    cars: Forecast,
     what_if: Counterfactual,
     model: Path,
 ) -> None:
@@ -264,18 +263,13 @@ def report(
         ),
         Section(
             "Numbers with honest intervals",
-            f"{len(predictions.truth)} cars that training has not seen: median absolute error "
-            f"{predictions.error:.2f} miles per gallon, where the training median gets "
-            f"{predictions.constant_error:.2f}; {predictions.coverage:.0%} of the {predictions.level:.0%} "
+            f"{len(cars.truth)} cars that training has not seen: median absolute error "
+            f"{cars.error:.2f} miles per gallon, where the training median gets "
+            f"{cars.constant_error:.2f}; {cars.coverage:.0%} of the {cars.level:.0%} "
             "intervals hold the truth.",
             page.picture(
-                pictures.predictions(
-                    predictions.truth,
-                    predictions.median,
-                    predictions.lower,
-                    predictions.upper,
-                    level=predictions.level,
-                    unit="miles per gallon",
+                plots.picture(
+                    plots.draw_predictions, cars.truth, cars.median, cars.lower, cars.upper, cars.level
                 ),
                 alt="predicted against true fuel economy",
             ),
@@ -338,10 +332,3 @@ def _explained(tuned: Tuned, text: str) -> tuple[list[str], list[float | None], 
     ]
     U = tuned.model.action.exogenous(outputs.U[0].to(torch.float64))
     return tokens, [None, *prob.tolist()], U
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)

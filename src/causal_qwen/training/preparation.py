@@ -6,7 +6,6 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 
 from causal_qwen.conversion import convert, load_base
 from causal_qwen.conversion.vocabulary import choose_num_token
-from causal_qwen.data import BadRows, Encoded, Reading, Source
-from causal_qwen.data.batches import pack, read_encoded
+from causal_qwen.data import BadRows, Encoded, Encoder, Reading, Source
+from causal_qwen.data.batches import pack
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.recipe import TrainingRecipe
@@ -92,19 +91,19 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
         raise ValueError("no data: name a file in the recipe (data: …), or hand rows to train()")
     bad_rows = BadRows(recipe.on_bad_row)
     reading = Reading(recipe.template, recipe.target, recipe.completion_only, recipe.append_eos)
-    read = partial(read_encoded, processor, reading=reading, max_length=recipe.max_length)
+    encoder = Encoder(processor, reading, recipe.max_length)
 
-    validation = [] if recipe.validation is None else list(read(recipe.validation, bad_rows=bad_rows))
+    validation = [] if recipe.validation is None else list(encoder.rows(recipe.validation, bad_rows))
     if recipe.streaming:
-        head = list(itertools.islice(read(source, bad_rows=BadRows(recipe.on_bad_row)), STREAM_HEAD))
+        head = list(itertools.islice(encoder.rows(source, BadRows(recipe.on_bad_row)), STREAM_HEAD))
         count = _share(len(validation), recipe.calibration_fraction)
         stream = StreamedRows(
-            lambda: _maybe_packed(read(source, bad_rows=BadRows(recipe.on_bad_row)), recipe),
+            lambda: _maybe_packed(encoder.rows(source, BadRows(recipe.on_bad_row)), recipe),
             buffer=recipe.shuffle_buffer,
             seed=recipe.seed,
         )
         return Rows(stream, head, validation[count:], validation[:count], bad_rows, _digest(head))
-    rows = list(read(source, bad_rows=bad_rows))
+    rows = list(encoder.rows(source, bad_rows))
     validation_part, calibration_part, training_part = split(len(rows), recipe)
     train = [rows[i] for i in training_part]
     return Rows(
