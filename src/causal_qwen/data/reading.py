@@ -75,7 +75,7 @@ class Reading:
             target: Stands above the recipe's.
         """
         file = Path(directory) / RECIPE_FILE
-        recipe = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        recipe = (yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None) or {}
         settings = {one.name: recipe[one.name] for one in dataclasses.fields(cls) if one.name in recipe}
         if template is not None:
             settings |= {"template": template, "target": target}
