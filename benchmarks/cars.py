@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from causal_qwen.conversion import load_base
+from causal_qwen.data import BadRows, Reading, Template, read_rows
 from causal_qwen.training import TrainingRecipe, train
-from causal_qwen.training.data import BadRows, Template, read_examples, read_rows
 from causal_qwen.training.preparation import split
 from measure import progress, show
 
@@ -117,10 +117,10 @@ def usable_rows(recipe: TrainingRecipe) -> list[dict[str, Any]]:
     """The rows that training uses, in its order."""
     assert isinstance(recipe.data, str)
     assert recipe.template is not None
-    template = Template(recipe.template, recipe.target)
+    reading = Reading(recipe.template, recipe.target)
     whole = []
     for _, row in read_rows(recipe.data, bad_rows=BadRows("skip")):
-        if list(read_examples([row], template=template, bad_rows=BadRows("skip"))):
+        if list(reading.examples([row], BadRows("skip"))):
             whole.append(dict(row))
     return whole
 

@@ -23,7 +23,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from causal_qwen.conversion import convert, load_base
-from causal_qwen.training.encoding import Collator, Encoded
+from causal_qwen.data import Collator, Encoded
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.trainer import CausalTrainer
 from measure import in_child, peak_beyond, progress, show

@@ -9,7 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
+from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor
+from causal_qwen.conversion.vocabulary import choose_num_token
 
 TINY = {
     "vocab_size": 300,
@@ -36,6 +37,12 @@ def tiny_tokenizer():
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<|start|>", eos_token="<|end|>", pad_token="<|end|>"
     )
+
+
+def tiny_processor(tokenizer=None, **options):
+    """Reads numbers as values; <NUM> is the token after those of the tokenizer."""
+    tokenizer = choose_num_token(tokenizer or tiny_tokenizer(), TINY["vocab_size"]).tokenizer
+    return CausalQwen2Processor(tokenizer, **options)
 
 
 def tiny_base(architecture="qwen2", **overrides):

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from causal_qwen.cli import app, main
-from causal_qwen.cli.rows import before_target
 
 TEMPLATE = "A car of {weight} kg drives {range} km."
 
@@ -39,12 +38,12 @@ def table(tmp_path):
 def test_eval_prints_every_metric_and_writes_a_report(converted, table, tmp_path):
     report = tmp_path / "deep" / "report.html"
     arguments = ("eval", converted, table, "--template", TEMPLATE, "--target", "range", "--report", report)
-    found = json.loads(invoke(*arguments, "--json").stdout)
-    assert found["numbers"] == 40
+    measured = json.loads(invoke(*arguments, "--json").stdout)
+    assert measured["numbers"] == 40
     assert {"eval/num_f1", "eval/reg_mdae", "eval/coverage_90", "eval/coverage_90_raw", "eval/ece"} <= set(
-        found
+        measured
     )
-    assert found["report"] == str(report)
+    assert measured["report"] == str(report)
     page = report.read_text(encoding="utf-8")
     assert len(re.findall("<img", page)) == 4
     assert 'src="http' not in page
@@ -60,13 +59,13 @@ def test_a_trained_model_brings_its_template(converted, table, tmp_path):
     shutil.copytree(converted, trained)
     recipe = TrainingRecipe(output="trained", template=TEMPLATE, target="range", append_eos=False)
     (trained / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    given = ("--template", TEMPLATE, "--target", "range")
-    found = [
+    template = ("--template", TEMPLATE, "--target", "range")
+    measured = [
         json.loads(invoke("eval", model, table, "--no-report", "--json", *options).stdout)
-        for model, options in ((trained, ()), (converted, given))
+        for model, options in ((trained, ()), (converted, template))
     ]
-    assert [one["numbers"] for one in found] == [40, 40]
-    assert found[1]["tokens"] - found[0]["tokens"] == 40  # its recipe has no end-of-text tokens
+    assert [one["numbers"] for one in measured] == [40, 40]
+    assert measured[1]["tokens"] - measured[0]["tokens"] == 40  # its recipe has no end-of-text tokens
     invoke("predict", trained, table, "-o", tmp_path / "out.jsonl")
     first = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["prompt"] == "A car of 900 kg drives "
@@ -77,10 +76,10 @@ def test_eval_of_plain_text_has_no_numbers(converted, tmp_path):
     text.write_text("There is nothing to count here. " * 20)
     report = tmp_path / "report.md"
     result = invoke("eval", converted, text, "--report", report, "--json")
-    found = json.loads(result.stdout)  # NaN would not be JSON
-    assert found["eval/reg_mdae"] is None
-    assert found["numbers"] == 0
-    assert found["eval/accuracy"] >= 0
+    measured = json.loads(result.stdout)  # NaN would not be JSON
+    assert measured["eval/reg_mdae"] is None
+    assert measured["numbers"] == 0
+    assert measured["eval/accuracy"] >= 0
     assert report.read_text(encoding="utf-8").count("![") == 1
 
 
@@ -88,9 +87,9 @@ def test_eval_skips_bad_rows_when_asked(converted, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text('{"text": "It costs 5 euros."}\nnonsense\n{"prompt": "It costs ", "completion": "7"}\n')
     arguments = ("eval", converted, data, "--no-report", "--json")
-    found = json.loads(invoke(*arguments, "--on-bad-row", "skip").stdout)
-    assert found["bad_rows"] == 1
-    assert found["numbers"] == 2
+    measured = json.loads(invoke(*arguments, "--on-bad-row", "skip").stdout)
+    assert measured["bad_rows"] == 1
+    assert measured["numbers"] == 2
     with pytest.raises(ValueError, match=r"rows\.jsonl:2"):
         invoke(*arguments)
 
@@ -173,10 +172,3 @@ def test_mistakes_get_one_line(converted, table, tmp_path, monkeypatch, capsys, 
     with pytest.raises(SystemExit):
         main()
     assert message in capsys.readouterr().err
-
-
-def test_templates_are_cut_before_the_target():
-    assert before_target("{a} {{b}} is {b:.2f}.", "b") == "{a} {{b}} is "
-    assert before_target("{a} {bc} {b}", "b") == "{a} {bc} "
-    with pytest.raises(ValueError, match="needs some text before"):
-        before_target("{b} is {a}", "b")

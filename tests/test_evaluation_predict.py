@@ -6,19 +6,18 @@ import math
 
 import pytest
 
-from causal_qwen import CausalQwen2Processor
-from causal_qwen.evaluation.predict import predict
+from causal_qwen.data import BadRow, BadRows, Reading
+from causal_qwen.evaluation import predict
 from causal_qwen.evaluation.tables import GrowingTable
-from conftest import tiny_causal, tiny_tokenizer
+from conftest import tiny_causal, tiny_processor
 
 PROMPTS = [f"{'a very ' * (index % 5)}old thing of {index * 7} years costs " for index in range(23)]
+ROWS = [{"prompt": prompt} for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
 def processor():
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<NUM>"]})
-    return CausalQwen2Processor(tokenizer)
+    return tiny_processor()
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +26,18 @@ def model():
 
 
 def test_batches_equal_single_prompts_in_their_order(model, processor):
-    together = list(predict(model, processor, PROMPTS, batch_size=3, level=0.8))
-    for prompt, found in zip(PROMPTS, together, strict=True):
+    together = list(predict(model, processor, ROWS, batch_size=3, level=0.8))
+    for index, (prompt, prediction) in enumerate(zip(PROMPTS, together, strict=True)):
+        assert (prediction.source, prediction.prompt) == (f"row {index}", prompt)
         alone = model.predict_number(processor([prompt], return_tensors="pt"), 0.8)
         for name in ("median", "lower", "upper", "prob_num"):
-            assert getattr(found, name) == pytest.approx(getattr(alone, name).item(), rel=1e-3, abs=1e-5)
-        assert found.lower <= found.median <= found.upper
+            assert getattr(prediction, name) == pytest.approx(getattr(alone, name).item(), rel=1e-3, abs=1e-5)
+        assert prediction.lower <= prediction.median <= prediction.upper
 
 
 def test_raw_intervals(model, processor):
-    mapped = next(predict(model, processor, PROMPTS[:1]))
-    raw = next(predict(model, processor, PROMPTS[:1], raw=True))
+    mapped = next(predict(model, processor, ROWS[:1]))
+    raw = next(predict(model, processor, ROWS[:1], raw=True))
     assert raw.median == mapped.median
     assert raw.upper - raw.lower > mapped.upper - mapped.lower
 
@@ -50,7 +50,7 @@ def test_prompts_are_read_as_they_are_needed(model, processor):
         index = 0
         while True:
             read.append(index)
-            yield f"thing {index} costs "
+            yield {"prompt": f"thing {index} costs "}
             index += 1
 
     predictions = predict(model, processor, endless(), batch_size=2)
@@ -58,16 +58,47 @@ def test_prompts_are_read_as_they_are_needed(model, processor):
     assert len(read) == 16
 
 
-@pytest.mark.parametrize(("prompt", "message"), [("", "prompt 1 is empty"), ("x" * 600, "600 tokens")])
-def test_impossible_prompts_are_named(model, processor, prompt, message):
-    with pytest.raises(ValueError, match=message):
-        list(predict(model, processor, ["fine", prompt]))
+def test_files_are_read_with_the_template_that_a_model_carries(model, processor, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("template: A {name} costs {price} coins.\ntarget: price\n")
+    reading = Reading.of(tmp_path)
+    names = ["pear", "plum", "very long name of a fruit"]
+    table = tmp_path / "new.csv"
+    table.write_text("\n".join(["name", *names]) + "\n")
+    by_file = list(predict(model, processor, table, reading=reading))
+    by_rows = list(predict(model, processor, [{"name": name} for name in names], reading=reading))
+    assert [one.source for one in by_file] == [f"{table}:{line}" for line in (2, 3, 4)]
+    assert [one.prompt for one in by_file] == [f"A {name} costs " for name in names]
+    assert [one.median for one in by_file] == [one.median for one in by_rows]
 
 
-def test_no_prompts_no_predictions(model, processor):
+@pytest.mark.parametrize(
+    ("prompt", "message"), [("", "row 1: prompt is empty"), ("x" * 600, "row 1: the prompt has 600 tokens")]
+)
+def test_impossible_prompts_are_named_or_skipped(model, processor, prompt, message):
+    rows = [{"prompt": "fine"}, {"prompt": prompt}, {"prompt": "good"}]
+    with pytest.raises(BadRow, match=message):
+        list(predict(model, processor, rows))
+    bad_rows = BadRows("skip")
+    predictions = list(predict(model, processor, rows, bad_rows=bad_rows))
+    assert [one.prompt for one in predictions] == ["fine", "good"]
+    assert bad_rows.count == 1
+
+
+def test_a_run_goes_on_behind_the_rows_that_were_predicted(model, processor):
+    rows = [*ROWS[:4], {"prompt": ""}, *ROWS[4:]]
+    whole, rest = (
+        list(predict(model, processor, rows, bad_rows=BadRows("skip"), batch_size=2, start=start))
+        for start in (0, 7)
+    )
+    assert [one.prompt for one in rest] == PROMPTS[7:]
+    for one, other in zip(whole[7:], rest, strict=True):
+        assert one.median == pytest.approx(other.median, rel=1e-3, abs=1e-5)
+
+
+def test_no_rows_no_predictions(model, processor):
     assert list(predict(model, processor, [])) == []
     with pytest.raises(ValueError, match="batch_size is 0"):
-        list(predict(model, processor, ["a"], batch_size=0))
+        list(predict(model, processor, ROWS, batch_size=0))
 
 
 # ---- tables
@@ -148,6 +179,6 @@ def test_unknown_formats_are_named(tmp_path):
 
 
 def test_predictions_are_numbers(model, processor):
-    for found in predict(model, processor, PROMPTS):
-        assert all(math.isfinite(entry) for entry in (found.median, found.lower, found.upper))
-        assert 0 <= found.prob_num <= 1
+    for prediction in predict(model, processor, ROWS):
+        assert all(math.isfinite(entry) for entry in (prediction.median, prediction.lower, prediction.upper))
+        assert 0 <= prediction.prob_num <= 1

@@ -41,13 +41,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_reports_of_any_numbers(case, tmp_path):
     """Warnings are errors: no overflow, no empty picture."""
-    seen = CASES[case]
-    write_report(seen, tmp_path / "report.html", title="A & B", facts={"model": "<mine>"})
+    result = CASES[case]
+    write_report(result, tmp_path / "report.html", title="A & B", facts={"model": "<mine>"})
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == (1 if case == "none" else 4)
     assert "A &amp; B" in page
     assert "&lt;mine&gt;" in page
-    for name in seen.metrics():
+    for name in result.metrics():
         assert f"<td>{name}</td>" in page
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 

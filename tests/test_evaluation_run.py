@@ -1,14 +1,16 @@
 """A run over batches gives what a dense computation over all of the data gives."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
+from causal_qwen.data import BadRow, BadRows, Collator, Encoder, Reading
 from causal_qwen.evaluation import evaluate, fit_conformal, run_evaluation
 from causal_qwen.heads import exact
-from conftest import tiny_causal
+from conftest import tiny_causal, tiny_processor
 from test_conformal import number_batches
 
 CAUSES = [f"dist/U_{law}_{name}" for law in ("loc", "scale") for name in ("mean", "median", "std", "iqr")]
@@ -122,6 +124,26 @@ def test_padding_does_not_count(model):
     )
 
 
+def test_files_rows_and_batches_give_the_same_metrics(tmp_path):
+    """Rows are measured as their own batches are; of bad rows the first stops, or all are counted."""
+    model, processor = tiny_causal(), tiny_processor()
+    reading = Reading("A {name} costs {price} coins.", "price")
+    rows = [{"name": "abcdefgh"[: 1 + index % 8], "price": 3 * index + 1} for index in range(20)]
+    file = tmp_path / "table.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    encoder = Encoder(processor)
+    batches = [Collator.of(processor)([encoder.encode(one)]) for one in reading.examples(rows, BadRows())]
+    expected = evaluate(model, processor, batches)
+    assert math.isfinite(expected["eval/reg_mdae"])
+    bad_rows = BadRows("skip")
+    for source in (file, str(file), [file], rows, iter(rows), [*rows, {"name": "fig"}]):
+        measured = evaluate(model, processor, source, reading=reading, batch_size=3, bad_rows=bad_rows)
+        assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert bad_rows.count == 1
+    with pytest.raises(BadRow, match="row 0: no field 'price'"):
+        evaluate(model, processor, [{"name": "fig"}], reading=reading)
+
+
 def test_coverage_uses_the_conformal_map_and_shows_the_raw_law():
     model = tiny_causal()
     batches = number_batches(count=10)
@@ -177,10 +199,10 @@ def test_another_processor_is_refused(model):
 
 def test_intervals_are_those_of_predict_number(model):
     batch = number_batches(count=1)[0]
-    seen = run_evaluation(model, [batch])
+    evaluation = run_evaluation(model, [batch])
     prompts = {name: batch[name][:, :-1] for name in ("input_ids", "attention_mask", "numeric_values")}
     read = model.predict_number(prompts, 0.9)
-    lower, upper = seen.interval(0.9)
-    torch.testing.assert_close(seen.predicted, read.median, rtol=1e-4, atol=1e-6)
+    lower, upper = evaluation.interval(0.9)
+    torch.testing.assert_close(evaluation.predicted, read.median, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(lower, read.lower, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(upper, read.upper, rtol=1e-3, atol=1e-6)

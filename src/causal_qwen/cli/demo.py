@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -45,17 +46,16 @@ def command(
     note(f"3/6  fine-tuning on a table of cars, {steps} steps …")
     tuned = story.fine_tune(out, model=model, steps=steps)
     note("4/6  predicting the fuel economy of cars that it has not seen …")
-    found = story.forecast(tuned, out)
+    cars = story.forecast(tuned, out)
+    columns = zip(cars.names, cars.truth, cars.median, cars.lower, cars.upper, strict=True)
     shown = [
         (name, f"{truth:.1f}", f"{median:.1f}", f"{lower:.1f} – {upper:.1f}")
-        for name, truth, median, lower, upper in list(
-            zip(found.names, found.truth, found.median, found.lower, found.upper, strict=True)
-        )[:8]
+        for name, truth, median, lower, upper in islice(columns, 8)
     ]
-    header = ("car", "truth", "predicted", f"{found.level:.0%} interval")
+    header = ("car", "truth", "predicted", f"{cars.level:.0%} interval")
     print_table("Miles per gallon of cars that training has not seen", shown, header=header)
-    print(f"median absolute error {found.error:.2f}; the training median gets {found.constant_error:.2f}")
-    print(f"{found.coverage:.0%} of {len(found.truth)} intervals hold the truth\n")
+    print(f"median absolute error {cars.error:.2f}; the training median gets {cars.constant_error:.2f}")
+    print(f"{cars.coverage:.0%} of {len(cars.truth)} intervals hold the truth\n")
 
     note("5/6  asking one individual what another engine would have changed …")
     what_if = story.ask_what_if(tuned)
@@ -71,7 +71,7 @@ def command(
         texts=texts,
         prompt=prompt,
         tuned=tuned,
-        found=found,
+        cars=cars,
         what_if=what_if,
         model=model,
     )

@@ -12,7 +12,7 @@ import typer
 from causal_qwen.cli.console import note, print_json, print_table
 from causal_qwen.cli.convert import Dtype
 from causal_qwen.cli.models import MODEL_HELP, load
-from causal_qwen.cli.rows import DATA_HELP, TARGET_HELP, TEMPLATE_HELP, OnBadRow, labelled_batches, reading
+from causal_qwen.cli.rows import DATA_HELP, TARGET_HELP, TEMPLATE_HELP, OnBadRow
 
 
 def command(
@@ -37,35 +37,34 @@ def command(
     loaded, processor = load(model, device=device, dtype=dtype.value)
     from tqdm import tqdm
 
+    from causal_qwen.data import BadRows, Reading, labelled_batches
     from causal_qwen.evaluation import run_evaluation
     from causal_qwen.evaluation.report import write_report
-    from causal_qwen.training.data import BadRows
 
-    how = reading(model, template, target)
+    reading = Reading.of(model, template=template, target=target)
     bad_rows = BadRows(on_bad_row.value)
     batches = labelled_batches(
-        processor,
-        data,
-        how,
-        bad_rows,
-        max_length=max_length,
-        batch_size=batch_size,
+        processor, data, reading=reading, max_length=max_length, batch_size=batch_size, bad_rows=bad_rows
     )
     start = time.perf_counter()
-    seen = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))
+    evaluation = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))
     seconds = time.perf_counter() - start
-    if len(seen.labels) == 0:
+    if len(evaluation.labels) == 0:
         raise ValueError(f"{data}: no row with a token to predict")
-    found = seen.metrics()
+    metrics = evaluation.metrics()
     if not no_report:
         report.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"model": model, "data": data} | ({"template": how.template} if how.template else {})
-        write_report(seen, report, title=f"Evaluation of {Path(model).name}", facts=facts)
+        facts = {"model": model, "data": data} | ({"template": reading.template} if reading.template else {})
+        write_report(evaluation, report, title=f"Evaluation of {Path(model).name}", facts=facts)
         note(f"report: {report}")
-    counts = {"tokens": len(seen.labels), "numbers": len(seen.values), "bad_rows": bad_rows.count}
+    counts = {
+        "tokens": len(evaluation.labels),
+        "numbers": len(evaluation.values),
+        "bad_rows": bad_rows.count,
+    }
     if as_json:
-        shown = {name: entry if math.isfinite(entry) else None for name, entry in found.items()}
-        print_json(shown | counts | {"seconds": seconds, "report": None if no_report else str(report)})
+        defined = {name: entry if math.isfinite(entry) else None for name, entry in metrics.items()}
+        print_json(defined | counts | {"seconds": seconds, "report": None if no_report else str(report)})
         return
-    rows = [(name, f"{entry:.4g}") for name, entry in found.items()]
+    rows = [(name, f"{entry:.4g}") for name, entry in metrics.items()]
     print_table(f"{model} on {data}", rows + [(name, f"{count:,}") for name, count in counts.items()])

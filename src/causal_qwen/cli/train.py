@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.rows import OnBadRow
 
 if TYPE_CHECKING:
     from causal_qwen.training.recipe import TrainingRecipe
@@ -22,13 +23,6 @@ class Method(StrEnum):
     full = "full"
     lora = "lora"
     heads = "heads"
-
-
-class OnBadRow(StrEnum):
-    """What a row that cannot be used does."""
-
-    error = "error"
-    skip = "skip"
 
 
 def command(
@@ -123,7 +117,7 @@ def _show(recipe: TrainingRecipe) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from causal_qwen.training.encoding import numbers_of
+    from causal_qwen.data.encoding import numbers_of
     from causal_qwen.training.preparation import load_processor, prepare_rows
     from causal_qwen.value_space import ValueSpace
 

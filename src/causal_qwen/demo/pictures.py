@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["cause_along_text", "loss_curve", "predictions"]
+__all__ = ["cause_along_text", "loss_curve"]
 
 Array = npt.NDArray[np.float64]
 
@@ -23,31 +23,6 @@ def loss_curve(records: Sequence[Mapping[str, float]]) -> bytes:
         axes.plot(*zip(*points, strict=True), color=colour)
         axes.set(xlabel="step", title=label)
         axes.grid(alpha=0.3)
-    return _png(figure)
-
-
-def predictions(truth: Array, median: Array, lower: Array, upper: Array, *, level: float, unit: str) -> bytes:
-    """Predicted against true values, with the interval of each."""
-    figure, (axes,) = _figure(1, 1, size=(6.4, 5.2))
-    inside = (lower <= truth) & (truth <= upper)
-    for chosen, colour, label in (
-        (inside, "tab:blue", "truth inside"),
-        (~inside, "tab:red", "truth outside"),
-    ):
-        if chosen.any():
-            reach = np.stack([median - lower, upper - median])[:, chosen]
-            axes.errorbar(
-                truth[chosen], median[chosen], yerr=reach, fmt="o", ms=4, lw=0.8, color=colour, alpha=0.75,
-                label=f"{label}: {chosen.sum()}",
-            )  # fmt: skip
-    ends = [min(truth.min(), median.min()), max(truth.max(), median.max())]
-    axes.plot(ends, ends, color="black", lw=1, ls="--")
-    axes.set(xlabel=f"true {unit}", ylabel=f"predicted {unit}, {level:.0%} interval")
-    # A wide interval must not squeeze the points.
-    room = 0.35 * (ends[1] - ends[0])
-    axes.set_ylim(ends[0] - room, ends[1] + room)
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
     return _png(figure)
 
 

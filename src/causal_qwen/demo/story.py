@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import os
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion import (
@@ -29,8 +29,10 @@ from causal_qwen.conversion import (
 )
 from causal_qwen.conversion.parity import Parity
 from causal_qwen.counterfactual.interventions import Branch, Counterfactual, counterfactual
-from causal_qwen.demo import page, pictures
-from causal_qwen.demo.page import Section
+from causal_qwen.data import Reading, Template, read_rows
+from causal_qwen.demo import pictures
+from causal_qwen.evaluation import metrics, page, plots, predict
+from causal_qwen.evaluation.page import Section
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.numbers import format_number
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -57,6 +59,7 @@ TEMPLATE = (
     "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
     "{Weight_in_lbs} pounds, {Acceleration} seconds: {Miles_per_Gallon}"
 )
+SENTENCE = Template(TEMPLATE, TARGET)
 TEST_ROWS = 48
 # The individual's car, and the same car with another engine.
 FACTUAL = {
@@ -90,31 +93,30 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predictions of the rows that training has not seen; arrays (n,)."""
+    """Predictions of the rows that training has not seen; tensors (n,)."""
 
     names: list[str]
-    truth: pictures.Array
-    median: pictures.Array
-    lower: pictures.Array
-    upper: pictures.Array
-    prob_num: pictures.Array
+    truth: Tensor
+    median: Tensor
+    lower: Tensor
+    upper: Tensor
     constant: float
     level: float
 
     @property
     def error(self) -> float:
         """Median absolute error."""
-        return float(np.median(np.abs(self.median - self.truth)))
+        return metrics.median_absolute_error(self.median, self.truth)
 
     @property
     def constant_error(self) -> float:
         """What always saying the training median would get."""
-        return float(np.median(np.abs(self.constant - self.truth)))
+        return metrics.median_absolute_error(torch.tensor(self.constant), self.truth)
 
     @property
     def coverage(self) -> float:
         """Share of truths inside their interval."""
-        return float(np.mean((self.lower <= self.truth) & (self.truth <= self.upper)))
+        return metrics.mean((self.lower <= self.truth) & (self.truth <= self.upper))
 
 
 def convert_and_prove(directory: Path, *, source: str = EMBEDDED) -> tuple[Base, Conversion, Parity]:
@@ -143,16 +145,16 @@ def continuations(base: Base, conversion: Conversion, prompt: str, tokens: int) 
         ),
     }  # fmt: skip
     texts = {}
-    for name, (model, given, options) in runs.items():
+    for name, (model, prompt_inputs, options) in runs.items():
         torch.manual_seed(SEED)
-        ids = model.generate(**given, **options, max_new_tokens=tokens)
+        ids = model.generate(**prompt_inputs, **options, max_new_tokens=tokens)
         text = conversion.processor.decode(ids[0, start:], skip_special_tokens=True)
         texts[name] = " ".join(text.split())
     return texts
 
 
 def write_table(directory: Path) -> tuple[Path, Path]:
-    """A real table, cars and their fuel economy, as two files: rows to learn and rows to be asked about.
+    """A real table, cars and their fuel economy, as two files: rows to learn and rows to predict.
 
     Raises:
         ValueError: If the package that carries the table is not installed.
@@ -165,17 +167,17 @@ def write_table(directory: Path) -> tuple[Path, Path]:
     random.Random(SEED).shuffle(rows)
     files = directory / "cars.train.jsonl", directory / "cars.test.jsonl"
     for file, part in zip(files, (rows[TEST_ROWS:], rows[:TEST_ROWS]), strict=True):
-        _write(file, "".join(json.dumps(row) + "\n" for row in part))
+        page.write_file(file, "".join(json.dumps(row) + "\n" for row in part))
     return files
 
 
 def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
     """Learn the table's sentences; the recipe is written beside it, for `causal-qwen train`."""
-    learn, ask = write_table(directory)
+    train_file, test_file = write_table(directory)
     recipe = TrainingRecipe(
         model=str(model),
-        data=str(learn),
-        validation=str(ask),
+        data=str(train_file),
+        validation=str(test_file),
         output=str(directory / "cars"),
         template=TEMPLATE,
         target=TARGET,
@@ -194,7 +196,7 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
         diagnostics=False,
         seed=SEED,
     )
-    _write(directory / "cars.yaml", recipe.to_yaml())
+    page.write_file(directory / "cars.yaml", recipe.to_yaml())
     result = train(recipe, overwrite=True)
     trained: Any = CausalQwen2ForCausalLM.from_pretrained(result.output)
     processor = CausalQwen2Processor.from_pretrained(result.output)
@@ -202,33 +204,25 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
     return Tuned(trained.eval(), processor, result.metrics, records, result.output)
 
 
-def forecast(tuned: Tuned, directory: Path, *, level: float = 0.9, batch_size: int = 16) -> Forecast:
+def forecast(tuned: Tuned, directory: Path, *, level: float = 0.9) -> Forecast:
     """The fuel economy of cars that training has not seen."""
-    rows = [json.loads(line) for line in (directory / "cars.test.jsonl").read_text().splitlines()]
-    learned = [json.loads(line)[TARGET] for line in (directory / "cars.train.jsonl").read_text().splitlines()]
-    columns: dict[str, list[float]] = {name: [] for name in ("median", "lower", "upper", "prob_num")}
-    for start in range(0, len(rows), batch_size):
-        prompts = [question(row) for row in rows[start : start + batch_size]]
-        batch = tuned.processor(prompts, padding=True, return_tensors="pt")
-        found = tuned.model.predict_number(batch, level=level)
-        for name, values in columns.items():
-            values += getattr(found, name).tolist()
-    arrays = {name: np.array(values) for name, values in columns.items()}
-    truth = np.array([row[TARGET] for row in rows], dtype=np.float64)
+    rows = [row for _, row in read_rows(directory / "cars.test.jsonl")]
+    learned = [row[TARGET] for _, row in read_rows(directory / "cars.train.jsonl")]
+    reading = Reading(TEMPLATE, TARGET)
+    predictions = list(predict(tuned.model, tuned.processor, rows, reading=reading, level=level))
+    median, lower, upper = (
+        torch.tensor([getattr(one, name) for one in predictions], dtype=torch.float64)
+        for name in ("median", "lower", "upper")
+    )  # (n,) each
     names = [f"{row['Year'][:4]} {row['Name']}" for row in rows]
-    return Forecast(names, truth, constant=float(np.median(learned)), level=level, **arrays)
+    truth = torch.tensor([row[TARGET] for row in rows], dtype=torch.float64)
+    return Forecast(names, truth, median, lower, upper, statistics.median(learned), level)
 
 
 def ask_what_if(tuned: Tuned) -> Counterfactual:
     """One individual's fuel economy with its own engine, and with a smaller one."""
-    return counterfactual(
-        tuned.model, tuned.processor, question(FACTUAL), [question(FACTUAL | CHANGE)], SEED, max_new_tokens=1
-    )
-
-
-def question(row: Mapping[str, Any]) -> str:
-    """The sentence of a row up to its answer."""
-    return TEMPLATE.format(**{**row, TARGET: ""})
+    factual, changed = SENTENCE.prompt(FACTUAL), SENTENCE.prompt(FACTUAL | CHANGE)
+    return counterfactual(tuned.model, tuned.processor, factual, [changed], SEED, max_new_tokens=1)
 
 
 def report(
@@ -238,13 +232,13 @@ def report(
     texts: Mapping[str, str],
     prompt: str,
     tuned: Tuned,
-    found: Forecast,
+    cars: Forecast,
     what_if: Counterfactual,
     model: Path,
 ) -> None:
     """Write the page with its pictures."""
-    tokens, probs, U = _explained(tuned, question(FACTUAL | CHANGE))
-    ask = f'causal-qwen generate {model} "{prompt}"'
+    tokens, probs, U = _explained(tuned, SENTENCE.prompt(FACTUAL | CHANGE))
+    command = f'causal-qwen generate {model} "{prompt}"'
     sections = [
         Section(
             "Exact on day one",
@@ -257,7 +251,7 @@ def report(
             f"“{prompt} …” In standard mode the law of the cause decides, in causal mode one concrete "
             "individual does, and compatible mode is what the base does. The same individual repeats itself.",
             page.table(list(texts.items()), header=("who decides", "continuation")),
-            [ask, f"{ask} --mode causal --seed {SEED}", f"{ask} --mode compatible --sample"],
+            [command, f"{command} --mode causal --seed {SEED}", f"{command} --mode compatible --sample"],
         ),
         Section(
             "Learning a table",
@@ -269,17 +263,13 @@ def report(
         ),
         Section(
             "Numbers with honest intervals",
-            f"{len(found.truth)} cars that training has not seen: median absolute error {found.error:.2f} "
-            f"miles per gallon, where the training median gets {found.constant_error:.2f}; "
-            f"{found.coverage:.0%} of the {found.level:.0%} intervals hold the truth.",
+            f"{len(cars.truth)} cars that training has not seen: median absolute error "
+            f"{cars.error:.2f} miles per gallon, where the training median gets "
+            f"{cars.constant_error:.2f}; {cars.coverage:.0%} of the {cars.level:.0%} "
+            "intervals hold the truth.",
             page.picture(
-                pictures.predictions(
-                    found.truth,
-                    found.median,
-                    found.lower,
-                    found.upper,
-                    level=found.level,
-                    unit="miles per gallon",
+                plots.picture(
+                    plots.draw_predictions, cars.truth, cars.median, cars.lower, cars.upper, cars.level
                 ),
                 alt="predicted against true fuel economy",
             ),
@@ -342,10 +332,3 @@ def _explained(tuned: Tuned, text: str) -> tuple[list[str], list[float | None], 
     ]
     U = tuned.model.action.exogenous(outputs.U[0].to(torch.float64))
     return tokens, [None, *prob.tolist()], U
-
-
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)

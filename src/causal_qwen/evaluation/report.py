@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from causal_qwen.evaluation import plots
+from causal_qwen.evaluation import page, plots
 from causal_qwen.evaluation.run import Evaluation
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["REPORT_FORMATS", "write_report"]
 
 REPORT_FORMATS = (".html", ".md")
+HEADER = ("metric", "value", "meaning")
 MEANINGS = {
     "eval/accuracy": "share of next tokens that are right",
     "eval/num_precision": "of the numbers announced, share that come",
@@ -38,19 +32,15 @@ MEANINGS = {
     "eval/ece": "expected calibration error of P/ΣP",
     "dist/ovr_prob_sum_median": "ΣP; 1 when calibrated",
 }
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:72em;margin:2em auto;padding:0 1em;color:#222}"
-    "table{border-collapse:collapse}td,th{padding:.2em .9em;border-bottom:1px solid #ddd;text-align:left}"
-    "td.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "figure{display:inline-block;margin:.5em;max-width:34em}img{max-width:100%}figcaption{color:#555}"
-)
 
 
-def write_report(seen: Evaluation, path: Path, *, title: str, facts: Mapping[str, str] | None = None) -> None:
+def write_report(
+    result: Evaluation, path: Path, *, title: str, facts: Mapping[str, str] | None = None
+) -> None:
     """Write the report; the file appears only when it is complete.
 
     Args:
-        seen: What to report.
+        result: What to report.
         path: .html or .md.
         title: First line.
         facts: Shown above the metrics, such as which model and which data.
@@ -60,85 +50,71 @@ def write_report(seen: Evaluation, path: Path, *, title: str, facts: Mapping[str
     """
     if path.suffix.lower() not in REPORT_FORMATS:
         raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; a report is .html or .md")
-    facts = dict(facts or {}) | {"tokens": f"{len(seen.labels):,}", "numbers": f"{len(seen.values):,}"}
-    facts["intervals"] = (
+    intervals = (
         "the Cauchy law's own: this model carries no conformal scores"
-        if seen.conformal_scores is None
-        else f"split conformal, from {len(seen.conformal_scores)} numbers set aside"
+        if result.conformal_scores is None
+        else f"split conformal, from {len(result.conformal_scores)} numbers set aside"
     )
-    render = _html if path.suffix.lower() == ".html" else _markdown
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        temporary.write_text(render(title, facts, seen.metrics(), _pictures(seen)), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    counts = {"tokens": f"{len(result.labels):,}", "numbers": f"{len(result.values):,}"}
+    facts = dict(facts or {}) | counts | {"intervals": intervals}
+    rows = [(name, _shown(entry), MEANINGS.get(name, "")) for name, entry in result.metrics().items()]
+    write = _write_html if path.suffix.lower() == ".html" else _write_markdown
+    write(path, title, list(facts.items()), rows, _pictures(result))
 
 
-def _pictures(seen: Evaluation) -> dict[str, str]:
-    """Captions and data: addresses."""
-    drawings: dict[str, Callable[[Axes, Evaluation], None]] = {}
-    if len(seen.labels):
-        drawings["How often the chosen token is right, by the probability it was given."] = (
-            plots.draw_calibration
-        )
-    if len(seen.values):
-        drawings |= {
-            "Share of numbers whose error is at most so large.": plots.draw_errors,
-            "Share of numbers inside their interval, by its nominal level.": plots.draw_coverage,
-            "Predictions with 90% intervals against the true numbers.": plots.draw_predictions,
+def _pictures(result: Evaluation) -> dict[str, bytes]:
+    """Captions and images."""
+    pictures = {}
+    if len(result.labels):
+        caption = "How often the chosen token is right, by its probability"
+        pictures[caption] = plots.picture(plots.draw_calibration, result)
+    if len(result.values):
+        level = 0.9
+        pictures |= {
+            "Share of numbers whose error is at most so large": plots.picture(plots.draw_errors, result),
+            "Share of numbers inside their interval, by its nominal level": plots.picture(
+                plots.draw_coverage, result
+            ),
+            f"Predictions with {level:.0%} intervals against the true numbers": plots.picture(
+                plots.draw_predictions, result.values, result.predicted, *result.interval(level), level
+            ),
         }
-    return {
-        caption: "data:image/png;base64," + base64.b64encode(plots.picture(draw, seen)).decode("ascii")
-        for caption, draw in drawings.items()
-    }
+    return pictures
 
 
 def _shown(entry: float) -> str:
     return "–" if math.isnan(entry) else f"{entry:.4g}"
 
 
-def _html(
-    title: str, facts: Mapping[str, str], found: Mapping[str, float], pictures: Mapping[str, str]
-) -> str:
-    lines = [
-        "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>',
-        f"<style>{STYLE}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1>",
-        "<table>",
-        *(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(fact)}</td></tr>"
-            for name, fact in facts.items()
-        ),
-        "</table>",
-        *(
-            f'<figure><img alt="{html.escape(caption)}" src="{source}">'
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-            for caption, source in pictures.items()
-        ),
-        "<h2>Metrics</h2>",
-        "<table>",
-        *(
-            f'<tr><td>{name}</td><td class="n">{_shown(entry)}</td><td>{MEANINGS.get(name, "")}</td></tr>'
-            for name, entry in found.items()
-        ),
-        "</table></body></html>",
-    ]
-    return "\n".join(lines) + "\n"
+def _write_html(
+    path: Path,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[str, str, str]],
+    pictures: Mapping[str, bytes],
+) -> None:
+    drawn = [page.Section(caption, body=page.picture(png, alt=caption)) for caption, png in pictures.items()]
+    metrics = page.Section("Metrics", body=page.table(rows, header=HEADER))
+    page.write_page(
+        path, title=title, lead="", sections=[page.Section("Run", body=page.table(facts)), *drawn, metrics]
+    )
 
 
-def _markdown(
-    title: str, facts: Mapping[str, str], found: Mapping[str, float], pictures: Mapping[str, str]
-) -> str:
+def _write_markdown(
+    path: Path,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[str, str, str]],
+    pictures: Mapping[str, bytes],
+) -> None:
     lines = [
         f"# {title}",
         "",
-        *(f"- **{name}**: {fact}" for name, fact in facts.items()),
+        *(f"- **{name}**: {fact}" for name, fact in facts),
         "",
-        *(f"![{caption}]({source})\n" for caption, source in pictures.items()),
-        "| metric | value | meaning |",
+        *(f"![{caption}]({page.data_address(png)})\n" for caption, png in pictures.items()),
+        f"| {' | '.join(HEADER)} |",
         "| --- | ---: | --- |",
-        *(f"| {name} | {_shown(entry)} | {MEANINGS.get(name, '')} |" for name, entry in found.items()),
+        *(f"| {' | '.join(row)} |" for row in rows),
     ]
-    return "\n".join(lines) + "\n"
+    page.write_file(path, "\n".join(lines) + "\n")

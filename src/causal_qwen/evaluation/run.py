@@ -1,4 +1,4 @@
-"""A run over data: from batches to every eval/* and dist/* metric.
+"""A run over data: from files, rows or batches to every eval/* and dist/* metric.
 
 Scores (positions × vocabulary) exist for a few positions at a time; what is kept of a position is a handful
 of numbers, and of the causes a random sample of bounded size.
@@ -6,15 +6,19 @@ of numbers, and of the causes a random sample of bounded size.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.data import BadRows, Reading, Source, labelled_batches
 from causal_qwen.evaluation import metrics
 from causal_qwen.evaluation.conformal import standardised_residuals
 from causal_qwen.evaluation.positions import Positions, labelled_positions
@@ -30,11 +34,12 @@ __all__ = ["Evaluation", "evaluate", "run_evaluation"]
 CHUNK_ELEMENTS = 1 << 23
 # Positions whose causes are kept for medians and quartiles.
 SAMPLE_POSITIONS = 4096
+Batch = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a run has seen.
+    """What a run has measured, position by position.
 
     Args:
         labels: (N,) true next tokens.
@@ -112,30 +117,61 @@ class Evaluation:
 
 
 def evaluate(
-    model: CausalQwen2ForCausalLM, processor: CausalQwen2Processor, batches: Iterable[Mapping[str, Any]]
+    model: CausalQwen2ForCausalLM,
+    processor: CausalQwen2Processor,
+    data: Source | Iterable[Batch],
+    *,
+    reading: Reading | None = None,
+    max_length: int = 512,
+    batch_size: int = 16,
+    bad_rows: BadRows | None = None,
 ) -> dict[str, float]:
-    """Every eval/* and dist/* metric of a model on labelled batches, always deterministic ("standard").
+    """Every eval/* and dist/* metric of a model on labelled data, always deterministic ("standard").
 
     Args:
         model: Left in the mode of training that it was in.
-        processor: Who made the batches.
-        batches: Each with ``input_ids`` and ``labels`` (B, T), −100 ignored, and where there are any
-            ``attention_mask`` and ``numeric_values``.
+        processor: The model's.
+        data: Files or rows, as for `labelled_batches`, which the options below are for; or batches that are
+            ready, each with tensors ``input_ids`` and ``labels`` (B, T), −100 ignored, and where there are
+            any ``attention_mask`` and ``numeric_values``.
+        reading: How rows become texts; `Reading.of` a trained model knows.
+        max_length: Tokens per row.
+        batch_size: Rows per forward pass.
+        bad_rows: Counts what is skipped; the first bad row stops by default.
 
     Raises:
-        ValueError: If model and processor do not mean the same token by <NUM>.
+        ValueError: If model and processor do not mean the same token by <NUM>, or a row cannot be used.
     """
     if model.config.num_token_id not in (None, processor.num_token_id):
         raise ValueError(
             f"<NUM> is {processor.num_token_id} for the processor and {model.config.num_token_id} for the "
             "model; load both from the same directory"
         )
-    return run_evaluation(model, batches).metrics()
+    read = partial(
+        labelled_batches,
+        processor,
+        reading=reading,
+        max_length=max_length,
+        batch_size=batch_size,
+        bad_rows=bad_rows,
+    )
+    return run_evaluation(model, _batches(data, read)).metrics()
+
+
+def _batches(data: Source | Iterable[Batch], read: Callable[[Source], Iterable[Batch]]) -> Iterable[Batch]:
+    """Batches that are ready, which have tensors for labels, or what ``read`` makes of files and rows."""
+    if isinstance(data, str | Path):
+        return read(data)
+    items: Iterator[Any] = iter(data)
+    first = list(itertools.islice(items, 1))
+    ready = all(isinstance(item, Mapping) and isinstance(item.get("labels"), Tensor) for item in first)
+    whole = itertools.chain(first, items)
+    return whole if ready else read(whole)
 
 
 @torch.no_grad()
-def run_evaluation(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> Evaluation:
-    """Look at every labelled position once; arguments as for `evaluate`."""
+def run_evaluation(model: CausalQwen2ForCausalLM, batches: Iterable[Batch]) -> Evaluation:
+    """Look at every labelled position of batches once; arguments as for `evaluate`."""
     causes = {"loc": _Summary(), "scale": _Summary()}
     tokens: list[dict[str, Tensor]] = []
     numbers: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-from causal_qwen.training.data import BadRows
+from causal_qwen.data import BadRows
 from causal_qwen.training.recipe import TrainingRecipe
 
 __all__ = ["model_card"]

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from causal_qwen.causal_lm import shifted
+from causal_qwen.data import Collator, Encoded
 from causal_qwen.heads import exact
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.outputs import CausalLMOutput
-from causal_qwen.training.encoding import Collator, Encoded
 
 __all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features"]
 

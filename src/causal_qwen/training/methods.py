@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from causal_qwen.data import Collator
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
-from causal_qwen.training.encoding import Collator
 from causal_qwen.training.features import HeadsOnly, cache_features, collate_features
 from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe

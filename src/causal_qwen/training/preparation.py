@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from causal_qwen.conversion import convert, load_base
 from causal_qwen.conversion.vocabulary import choose_num_token
+from causal_qwen.data import BadRows, Encoded, Encoder, Reading, Source
+from causal_qwen.data.batches import pack
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
-from causal_qwen.training.data import BadRows, Source, Template, read_examples
-from causal_qwen.training.encoding import Collator, Encoded, Encoder, pack
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
 
-__all__ = ["Rows", "batches_of", "load_model", "load_processor", "prepare_rows", "split"]
+__all__ = ["Rows", "load_model", "load_processor", "prepare_rows", "split"]
 
 STREAM_HEAD = 2000  # rows of a stream that the value space is fitted to
 
@@ -91,35 +90,27 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
     if source is None:
         raise ValueError("no data: name a file in the recipe (data: …), or hand rows to train()")
     bad_rows = BadRows(recipe.on_bad_row)
-    template = Template(recipe.template, recipe.target) if recipe.template else None
-    encoder = Encoder(
-        processor,
-        max_length=recipe.max_length,
-        completion_only=recipe.completion_only,
-        append_eos=recipe.append_eos,
-    )
+    reading = Reading(recipe.template, recipe.target, recipe.completion_only, recipe.append_eos)
+    encoder = Encoder(processor, reading, recipe.max_length)
 
-    def read(origin: Source, counted: BadRows) -> Iterator[Encoded]:
-        return encoder.rows(read_examples(origin, template=template, bad_rows=counted), counted)
-
-    validation = [] if recipe.validation is None else list(read(recipe.validation, bad_rows))
+    validation = [] if recipe.validation is None else list(encoder.rows(recipe.validation, bad_rows))
     if recipe.streaming:
-        head = list(itertools.islice(read(source, BadRows(recipe.on_bad_row)), STREAM_HEAD))
+        head = list(itertools.islice(encoder.rows(source, BadRows(recipe.on_bad_row)), STREAM_HEAD))
         count = _share(len(validation), recipe.calibration_fraction)
         stream = StreamedRows(
-            lambda: _maybe_packed(read(source, BadRows(recipe.on_bad_row)), recipe),
+            lambda: _maybe_packed(encoder.rows(source, BadRows(recipe.on_bad_row)), recipe),
             buffer=recipe.shuffle_buffer,
             seed=recipe.seed,
         )
         return Rows(stream, head, validation[count:], validation[:count], bad_rows, _digest(head))
-    rows = list(read(source, bad_rows))
-    held, kept, rest = split(len(rows), recipe)
-    train = [rows[i] for i in rest]
+    rows = list(encoder.rows(source, bad_rows))
+    validation_part, calibration_part, training_part = split(len(rows), recipe)
+    train = [rows[i] for i in training_part]
     return Rows(
         train=list(_maybe_packed(train, recipe)),
         sample=train,
-        validation=validation or [rows[i] for i in held],
-        calibration=[rows[i] for i in kept],
+        validation=validation or [rows[i] for i in validation_part],
+        calibration=[rows[i] for i in calibration_part],
         bad_rows=bad_rows,
         digest=_digest(train),
     )
@@ -132,11 +123,11 @@ def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], lis
         ValueError: If none are left to train on.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed)).tolist()
-    held = _share(count, recipe.validation_fraction) if recipe.validation is None else 0
-    kept = held + _share(count, recipe.calibration_fraction)
-    if count <= kept:
+    first = _share(count, recipe.validation_fraction) if recipe.validation is None else 0
+    second = first + _share(count, recipe.calibration_fraction)
+    if count <= second:
         raise ValueError(f"{count} usable rows; none are left to train on")
-    return order[:held], order[held:kept], order[kept:]
+    return order[:first], order[first:second], order[second:]
 
 
 def _share(count: int, fraction: float) -> int:
@@ -148,13 +139,7 @@ def _maybe_packed(rows: Iterable[Encoded], recipe: TrainingRecipe) -> Iterable[E
 
 
 def _digest(rows: Sequence[Encoded]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for row in rows:
-        found.update(repr((row.input_ids, row.numeric_values, row.labels)).encode())
-    return found.hexdigest()
-
-
-def batches_of(rows: Sequence[Encoded], collator: Collator, batch_size: int) -> Iterator[dict[str, Tensor]]:
-    """Padded batches in the order of the rows, for evaluation and calibration."""
-    for start in range(0, len(rows), batch_size):
-        yield collator(rows[start : start + batch_size])
+        digest.update(repr((row.input_ids, row.numeric_values, row.labels)).encode())
+    return digest.hexdigest()

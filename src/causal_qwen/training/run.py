@@ -18,16 +18,16 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
 from causal_qwen.conversion.files import atomic_directory
+from causal_qwen.data import Collator, Source, batches_of
+from causal_qwen.data.encoding import numbers_of
 from causal_qwen.evaluation import evaluate, fit_conformal
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training import monitoring
 from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint
-from causal_qwen.training.data import Source
-from causal_qwen.training.encoding import Collator, numbers_of
 from causal_qwen.training.methods import Place, Trainable, as_one_model, trainable
-from causal_qwen.training.preparation import Rows, batches_of, load_model, prepare_rows
+from causal_qwen.training.preparation import Rows, load_model, prepare_rows
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.start import recalibrate_gain, refit_numbers, set_value_space, wake_numbers
 from causal_qwen.training.trainer import CausalTrainer, hold_constants
@@ -179,9 +179,7 @@ def _prepare_model(
 
 
 def _collator(processor: CausalQwen2Processor) -> Collator:
-    tokenizer = processor.tokenizer
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return Collator(0 if padding is None else padding)
+    return Collator.of(processor)
 
 
 def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch.utils.data import IterableDataset, Sampler
 
-from causal_qwen.training.encoding import Encoded
+from causal_qwen.data import Encoded
 
 __all__ = ["EpochSampler", "StreamedRows"]
 
@@ -58,7 +58,7 @@ class StreamedRows(IterableDataset[Encoded]):
 
     Args:
         read: Opens the stream from its beginning.
-        buffer: Rows held to draw from.
+        buffer: Rows in memory to draw from.
         seed: Of the draws; each pass over the data draws anew.
 
     Raises:
@@ -71,16 +71,16 @@ class StreamedRows(IterableDataset[Encoded]):
     def __iter__(self) -> Iterator[Encoded]:
         generator = torch.Generator().manual_seed(self.seed)
         while True:
-            held: list[Encoded] = []
+            pool: list[Encoded] = []
             empty = True
             for row in self.read():
                 empty = False
-                if len(held) < self.buffer:
-                    held.append(row)
+                if len(pool) < self.buffer:
+                    pool.append(row)
                     continue
-                index = int(torch.randint(len(held), (), generator=generator))
-                yield held[index]
-                held[index] = row
+                index = int(torch.randint(len(pool), (), generator=generator))
+                yield pool[index]
+                pool[index] = row
             if empty:
                 raise ValueError("the data hold no row to train on")
-            yield from (held[i] for i in torch.randperm(len(held), generator=generator).tolist())
+            yield from (pool[i] for i in torch.randperm(len(pool), generator=generator).tolist())

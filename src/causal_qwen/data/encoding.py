@@ -1,22 +1,50 @@
-"""Examples → what the model sees: input_ids, numeric_values and labels, padded or packed.
+"""Texts → what the model sees: input_ids, numeric_values and labels.
 
-Each part of an example is encoded on its own, so that a prompt has the same ids here and when the model is
-asked. Labels are −100 where nothing is to be learned. This module knows no model.
+Each part of an example is encoded on its own, so that a prompt has the same ids in training and when it is
+to be answered. Labels are −100 where nothing is to be learned. This module knows no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from causal_qwen.data.reading import Example, Reading
+from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
-from causal_qwen.training.data import BadRows, Example
 
-__all__ = ["Collator", "Encoded", "Encoder", "numbers_of", "pack"]
+__all__ = ["Encoded", "Encoder", "encode_prompt", "encode_text", "numbers_of"]
+
+
+def encode_text(
+    processor: CausalQwen2Processor, text: str, *, begins: bool, numbers: str | None = None
+) -> tuple[list[int], list[float]]:
+    """Ids and values of a text, with the project's one policy for the beginning-of-text token.
+
+    A text that begins a sequence gets the special tokens that the base's own tokenizer puts before a text
+    (Llama's adds BOS; Qwen's and SmolLM2's add none) and none behind it: rows begin in training as prompts do
+    at generation. What continues a sequence gets none, and a chat carries those of its template.
+
+    Args:
+        processor: Reads numbers.
+        text: All of a text, or a part of it.
+        begins: Whether it begins a sequence, and is no chat.
+        numbers: "value" or "text"; the processor's by default.
+    """
+    encoding = processor(text, numbers=numbers, add_special_tokens=False)
+    beginning = _beginning(processor) if begins else []
+    return [*beginning, *encoding["input_ids"]], [*(0.0 for _ in beginning), *encoding["numeric_values"]]
+
+
+def _beginning(processor: CausalQwen2Processor) -> list[int]:
+    """The special tokens that the tokenizer puts before any text."""
+    encoding = processor.tokenizer("a", return_special_tokens_mask=True)
+    beginning: list[int] = encoding["input_ids"][: encoding["special_tokens_mask"].index(0)]
+    return beginning
 
 
 @dataclass
@@ -44,26 +72,22 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes examples.
+    """Encodes what is to be learned.
 
     Args:
         processor: Reads numbers as values.
+        reading: How rows become texts, and what of them is learned.
         max_length: Tokens per row. A text is cut into rows of this length; a prompt with its completion that
             is longer is a bad row.
-        completion_only: Whether only completions (and turns of the assistant) are learned.
-        append_eos: Whether each example ends with the end-of-text token, which is learned.
-        numbers: "value", or "text" to leave digits to the tokenizer.
     """
 
     processor: CausalQwen2Processor
+    reading: Reading = field(default_factory=Reading)
     max_length: int = 512
-    completion_only: bool = True
-    append_eos: bool = True
-    numbers: str = "value"
 
-    def rows(self, examples: Iterable[Example], bad_rows: BadRows) -> Iterator[Encoded]:
-        """The rows of the examples, in their order."""
-        for example in examples:
+    def rows(self, source: Source, bad_rows: BadRows) -> Iterator[Encoded]:
+        """The rows of files or mappings, in their order; what cannot be used goes to ``bad_rows``."""
+        for example in self.reading.examples(source, bad_rows):
             try:
                 whole = self.encode(example)
             except ValueError as error:
@@ -86,13 +110,14 @@ class Encoder:
         values: list[float] = []
         labels: list[int] = []
         for text, learned in self._parts(example):
-            part = self.processor(text, numbers=self.numbers, add_special_tokens=False)
-            ids += part["input_ids"]
-            values += part["numeric_values"]
-            keep = learned or not self.completion_only
-            labels += part["input_ids"] if keep else [IGNORE_INDEX] * len(part["input_ids"])
+            begins = example.messages is None and not ids
+            part_ids, part_values = encode_text(self.processor, text, begins=begins, numbers="value")
+            ids += part_ids
+            values += part_values
+            keep = learned or not self.reading.completion_only
+            labels += part_ids if keep else [IGNORE_INDEX] * len(part_ids)
         eos = self.processor.tokenizer.eos_token_id
-        if self.append_eos and eos is not None and example.messages is None:
+        if self.reading.append_eos and eos is not None and example.messages is None:
             ids.append(eos)
             values.append(0.0)
             labels.append(eos)
@@ -131,74 +156,32 @@ def _rest(text: str, before: str) -> str:
     return text[len(before) :]
 
 
-def pack(rows: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
-    """Rows of up to ``max_length`` tokens, each of several whole sequences that do not see one another.
-
-    The collator restarts positions at each sequence, from which transformers derives attention.
-    """
-    open_row: list[Encoded] = []
-    size = 0
-    for row in rows:
-        if open_row and size + len(row) > max_length:
-            yield _joined(open_row)
-            open_row, size = [], 0
-        open_row.append(row)
-        size += len(row)
-    if open_row:
-        yield _joined(open_row)
-
-
-def _joined(rows: Sequence[Encoded]) -> Encoded:
-    return Encoded(
-        [token for row in rows for token in row.input_ids],
-        [value for row in rows for value in row.numeric_values],
-        [label for row in rows for label in row.labels],
-        [length for row in rows for length in row.lengths],
-    )
-
-
-@dataclass(frozen=True)
-class Collator:
-    """Rows → a batch of tensors, padded on the right to the longest.
+def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[str, Encoded]:
+    """The text that is to be continued, and its row, in which nothing is learned.
 
     Args:
-        pad_token_id: Of padding, which is masked.
-        packed: Whether rows hold several sequences: then there are position_ids, which restart at each
-            sequence and at the padding, and no mask: transformers keeps what restarts apart.
+        processor: Reads numbers as it does at generation.
+        example: Of `Reading.prompts`; a chat is opened for the assistant.
+
+    Raises:
+        ValueError: If it has a number that is not finite.
     """
-
-    pad_token_id: int
-    packed: bool = False
-
-    def __call__(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
-        """input_ids, numeric_values (float64), labels, and attention_mask or position_ids, (B, T) each."""
-        longest = max(len(row) for row in rows)
-        shape = (len(rows), longest)
-        batch = {
-            "input_ids": torch.full(shape, self.pad_token_id),
-            "numeric_values": torch.zeros(shape, dtype=torch.float64),
-            "labels": torch.full(shape, IGNORE_INDEX),
-        }
-        extra = torch.zeros(shape, dtype=torch.long)
-        for index, row in enumerate(rows):
-            for name, tensor in batch.items():
-                tensor[index, : len(row)] = torch.tensor(getattr(row, name), dtype=tensor.dtype)
-            if self.packed:
-                pieces = [*row.lengths, longest - len(row)]
-                extra[index] = torch.cat([torch.arange(length) for length in pieces])
-            else:
-                extra[index, : len(row)] = 1
-        return batch | {"position_ids" if self.packed else "attention_mask": extra}
+    if example.messages is None:
+        text = example.prompt
+    else:
+        text = processor.apply_chat_template(list(example.messages), add_generation_prompt=True)
+    ids, values = encode_text(processor, text, begins=example.messages is None)
+    return text, Encoded(ids, values, [IGNORE_INDEX] * len(ids))
 
 
-def numbers_of(rows: Iterable[Encoded], num_token_id: int, *, learned: bool = True) -> Tensor:
-    """The values (N,) of the numbers that are to be learned, or of all, in float64."""
+def numbers_of(rows: Iterable[Encoded], num_token_id: int) -> Tensor:
+    """The values (N,) of the numbers that are to be learned, in float64."""
     return torch.tensor(
         [
             value
             for row in rows
             for token, value, label in zip(row.input_ids, row.numeric_values, row.labels, strict=True)
-            if token == num_token_id and (label != IGNORE_INDEX or not learned)
+            if token == num_token_id and label != IGNORE_INDEX
         ],
         dtype=torch.float64,
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Section", "coloured", "picture", "table", "write_page"]
+__all__ = ["Section", "coloured", "data_address", "picture", "table", "write_file", "write_page"]
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2733; --soft: #5b6876; --line: #d9dfe6; --accent: #1f5fa8; }
@@ -45,7 +45,7 @@ class Section:
     """
 
     title: str
-    text: str
+    text: str = ""
     body: str = ""
     commands: Sequence[str] = field(default_factory=tuple)
 
@@ -62,8 +62,12 @@ def table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None)
 
 def picture(png: bytes, *, alt: str) -> str:
     """An image inside the page."""
-    data = base64.b64encode(png).decode("ascii")
-    return f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{html.escape(alt, quote=True)}" src="{data_address(png)}">'
+
+
+def data_address(png: bytes) -> str:
+    """The address of an image that carries the image itself."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def coloured(tokens: Sequence[str], probs: Sequence[float | None]) -> str:
@@ -79,7 +83,7 @@ def coloured(tokens: Sequence[str], probs: Sequence[float | None]) -> str:
 
 
 def write_page(file: Path, *, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page beside its place, then move it there."""
+    """Write the page, whole or not at all."""
     parts = []
     for section in sections:
         commands = "\n".join(html.escape(line) for line in section.commands)
@@ -95,7 +99,15 @@ def write_page(file: Path, *, title: str, lead: str, sections: Sequence[Section]
         f'<h1>{html.escape(title)}</h1><p class="lead">{html.escape(lead)}</p>'
         f"{''.join(parts)}</main></body></html>"
     )
+    write_file(file, page)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a text beside its place, then move it there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, file)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,29 @@
+"""Data: one way from a file or a row to a batch, for training, evaluation and prediction.
+
+`rows` reads files, `templates` and `reading` make texts of rows, `encoding` makes ids and values of texts,
+`batches` makes tensors. The package knows the processor, and no model.
+"""
+
+from causal_qwen.data.batches import Collator, batches_of, labelled_batches, windows_by_length
+from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
+from causal_qwen.data.reading import Example, Reading
+from causal_qwen.data.rows import BadRow, BadRows, Source, read_rows
+from causal_qwen.data.templates import Template
+
+__all__ = [
+    "BadRow",
+    "BadRows",
+    "Collator",
+    "Encoded",
+    "Encoder",
+    "Example",
+    "Reading",
+    "Source",
+    "Template",
+    "batches_of",
+    "encode_prompt",
+    "encode_text",
+    "labelled_batches",
+    "read_rows",
+    "windows_by_length",
+]

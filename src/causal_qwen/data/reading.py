@@ -1,0 +1,176 @@
+"""Rows → what they say: examples to learn or to measure, and prompts to answer.
+
+A row has "text", or "prompt" and "completion", or "messages"; or any fields, with a template that makes a
+sentence of them. A trained model's directory says in recipe.yaml how its rows were read. This module knows
+neither tokens nor models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from causal_qwen.data.rows import BadRows, Row, Source, read_rows
+from causal_qwen.data.templates import Template
+
+__all__ = ["Example", "Reading"]
+
+RECIPE_FILE = "recipe.yaml"
+ASSISTANT = "assistant"
+REMEDY = "; give a template for a table"
+
+
+@dataclass(frozen=True)
+class Example:
+    """What one row says.
+
+    Args:
+        prompt: Text that comes before; empty where all is to be learned.
+        completion: Text that is to be learned; empty where it is what is wanted.
+        where: File and line.
+        messages: A chat instead of the two texts.
+    """
+
+    prompt: str
+    completion: str
+    where: str
+    messages: tuple[Mapping[str, str], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows become texts.
+
+    Args:
+        template: Sentence of a table's row; None for rows with texts of their own.
+        target: Field that is to be predicted.
+        completion_only: Whether only completions count.
+        append_eos: Whether the end of a text counts.
+
+    Raises:
+        ValueError: If there is a target without a template.
+    """
+
+    template: str | None = None
+    target: str | None = None
+    completion_only: bool = True
+    append_eos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.template is None:
+            raise ValueError(f"target is {self.target!r}, a field of a template; there is no template")
+
+    @classmethod
+    def of(cls, directory: str | Path, *, template: str | None = None, target: str | None = None) -> Reading:
+        """As in the recipe that a trained model carries, if it does.
+
+        Args:
+            directory: The model's.
+            template: Stands above the recipe's, and so does its target.
+            target: Stands above the recipe's.
+        """
+        file = Path(directory) / RECIPE_FILE
+        recipe = (yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None) or {}
+        settings = {one.name: recipe[one.name] for one in dataclasses.fields(cls) if one.name in recipe}
+        if template is not None:
+            settings |= {"template": template, "target": target}
+        elif target is not None:
+            settings["target"] = target
+        return cls(**settings)
+
+    def examples(self, source: Source, bad_rows: BadRows) -> Iterator[Example]:
+        """The examples of a source, one at a time; what cannot be used goes to ``bad_rows``."""
+        return _read(_example, self._template(), source, bad_rows)
+
+    def prompts(self, source: Source, bad_rows: BadRows) -> Iterator[Example]:
+        """What comes before the answer in each row: the sentence up to the target, a prompt, a text, a chat.
+
+        The target itself may be missing: it is what is wanted.
+
+        Raises:
+            ValueError: If the template begins with the target.
+        """
+        template = self._template()
+        if template is not None and template.begins_with_target:
+            raise ValueError(
+                f"the template begins with {{{self.target}}}; a prediction needs some text before it"
+            )
+        return _read(_prompt, template, source, bad_rows)
+
+    def _template(self) -> Template | None:
+        return None if self.template is None else Template(self.template, self.target)
+
+
+def _read(
+    read: Callable[[str, Row, Template | None], Example],
+    template: Template | None,
+    source: Source,
+    bad_rows: BadRows,
+) -> Iterator[Example]:
+    for where, row in read_rows(source, bad_rows=bad_rows):
+        try:
+            example = read(where, row, template)
+        except ValueError as error:
+            bad_rows.add(where, str(error))
+            continue
+        yield example
+
+
+def _example(where: str, row: Row, template: Template | None) -> Example:
+    if template is not None:
+        return Example(*template.render(row), where)
+    if "messages" in row:
+        messages = _messages(row["messages"])
+        if not any(message["role"] == ASSISTANT for message in messages):
+            raise ValueError("no message of the assistant: there is nothing to learn")
+        return Example("", "", where, messages)
+    if "prompt" in row and "completion" in row:
+        return Example(_text(row, "prompt", empty=True), _text(row, "completion"), where)
+    if "text" in row:
+        return Example("", _text(row, "text"), where)
+    raise ValueError(f"{_fields(row)}: neither text, nor prompt and completion, nor messages{REMEDY}")
+
+
+def _prompt(where: str, row: Row, template: Template | None) -> Example:
+    if template is not None:
+        return Example(template.prompt(row), "", where)
+    if "messages" in row:
+        messages = list(_messages(row["messages"]))
+        while messages and messages[-1]["role"] == ASSISTANT:
+            messages.pop()
+        if not messages:
+            raise ValueError("no message before the assistant's: there is nothing to answer")
+        return Example("", "", where, tuple(messages))
+    for name in ("prompt", "text"):
+        if name in row:
+            return Example(_text(row, name), "", where)
+    raise ValueError(f"{_fields(row)}: neither prompt, text nor messages{REMEDY}")
+
+
+def _fields(row: Row) -> str:
+    return f"fields {', '.join(map(str, row)) or 'none'}"
+
+
+def _text(row: Row, name: str, *, empty: bool = False) -> str:
+    value = row[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r:.40}, not a text")
+    if not value.strip() and not empty:
+        raise ValueError(f"{name} is empty")
+    return value
+
+
+def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"messages is {value!r:.40}, not a list of messages")
+    for message in value:
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise ValueError(f"a message is {message!r:.40}; each needs role and content")
+    return tuple(value)

@@ -1,0 +1,71 @@
+"""What rows say: examples with completions, prompts without, and the recipe that a model carries."""
+
+import pytest
+
+from causal_qwen.data import BadRow, BadRows, Reading
+from causal_qwen.training import TrainingRecipe
+
+CHAT = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+
+
+def test_shapes_of_examples():
+    rows = [{"text": "all"}, {"prompt": "p", "completion": "c"}, {"messages": CHAT}]
+    examples = list(Reading().examples(rows, BadRows()))
+    assert [(one.prompt, one.completion) for one in examples] == [("", "all"), ("p", "c"), ("", "")]
+    assert list(examples[2].messages) == CHAT
+
+
+def test_shapes_of_prompts():
+    rows = [{"text": "all"}, {"prompt": "p", "completion": "c"}, {"messages": CHAT}, {"messages": CHAT[:1]}]
+    prompts = list(Reading().prompts(rows, BadRows()))
+    assert [one.prompt for one in prompts] == ["all", "p", "", ""]
+    assert [one.messages for one in prompts] == [None, None, (CHAT[0],), (CHAT[0],)]
+    assert all(one.completion == "" for one in prompts)
+    reading = Reading("{name} costs {price}.", "price")
+    assert [one.prompt for one in reading.prompts([{"name": "fig"}], BadRows())] == ["fig costs "]
+
+
+@pytest.mark.parametrize(
+    ("row", "example", "prompt"),
+    [
+        ({"a": 1}, "neither text, nor prompt", "neither prompt, text nor messages"),
+        ({"text": ""}, "text is empty", "text is empty"),
+        ({"text": 3, "prompt": 3}, "text is 3, not a text", "prompt is 3, not a text"),
+        ({"messages": "hello"}, "not a list of messages", "not a list of messages"),
+        ({"messages": [{"role": "user"}]}, "needs role and content", "needs role and content"),
+        ({"messages": CHAT[:1]}, "nothing to learn", None),
+        ({"messages": CHAT[1:]}, None, "nothing to answer"),
+    ],
+)
+def test_rows_that_say_nothing_are_bad(row, example, prompt):
+    for read, reason in ((Reading().examples, example), (Reading().prompts, prompt)):
+        if reason is None:
+            assert len(list(read([row], BadRows()))) == 1
+            continue
+        with pytest.raises(BadRow, match=f"row 0: .*{reason}"):
+            list(read([row], BadRows()))
+        bad_rows = BadRows("skip")
+        assert list(read([row], bad_rows)) == []
+        assert bad_rows.count == 1
+
+
+def test_impossible_readings_are_refused_before_any_row_is_read():
+    with pytest.raises(ValueError, match="there is no template"):
+        Reading(target="price")
+    with pytest.raises(ValueError, match=r"begins with \{price\}"):
+        Reading("{price} for {name}", "price").prompts([], BadRows("skip"))
+    with pytest.raises(ValueError, match="no field 'price'"):
+        Reading("{name}", "price").examples([], BadRows("skip"))
+
+
+def test_a_trained_model_says_how_its_rows_are_read(tmp_path):
+    assert Reading.of(tmp_path) == Reading()
+    recipe = TrainingRecipe(
+        output="o", template="{a} {b} {c}", target="b", completion_only=False, append_eos=False
+    )
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    trained = Reading.of(tmp_path)
+    assert trained == Reading("{a} {b} {c}", "b", completion_only=False, append_eos=False)
+    assert Reading.of(tmp_path, target="c").target == "c"
+    other = Reading.of(tmp_path, template="{a} {d}")
+    assert (other.template, other.target, other.append_eos) == ("{a} {d}", None, False)
