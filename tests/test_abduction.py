@@ -15,7 +15,7 @@ from causal_qwen.counterfactual.abduction import AbductionError, abduct
 from causal_qwen.counterfactual.evidence import Evidence, NumberEvidence
 from causal_qwen.counterfactual.interventions import counterfactual, unprocessed
 from causal_qwen.counterfactual.projection import Projection, conditional_draw, interval
-from causal_qwen.counterfactual.prompts import encode_prompt
+from causal_qwen.data import prompt_batch
 from causal_qwen.individual import Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
@@ -32,7 +32,7 @@ def converted():
 def say(conversion, prompt, individual, count, **options):
     """Generated ids of one individual, without processors."""
     model = conversion.model
-    inputs = encode_prompt(conversion.processor, prompt, model.device)
+    inputs = prompt_batch(conversion.processor, [prompt], model.device)
     options = unprocessed(model) | options
     ids = model.generate(
         **inputs, inference_mode="causal", individual=individual, max_new_tokens=count, **options
@@ -150,7 +150,7 @@ def test_numbers_are_replayed_with_their_values(numeric):
     assert 0 < found.acceptance < 1
     for person in found.individuals:
         assert person.path.abs().max() <= BOUND
-        inputs = encode_prompt(processor, "It cost 12 or", model.device)
+        inputs = prompt_batch(processor, ["It cost 12 or"], model.device)
         output = model.generate(
             **inputs,
             **unprocessed(model),

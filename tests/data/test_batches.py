@@ -12,7 +12,9 @@ from causal_qwen.data import (
     Encoder,
     Example,
     Reading,
+    encode_prompt,
     labelled_batches,
+    prompt_batch,
     windows_by_length,
 )
 from causal_qwen.data.batches import BATCHES_SORTED, pack
@@ -122,3 +124,15 @@ def test_packed_loss_equals_unpacked_loss(processor, attention):
     assert len(list(pack(rows, 80))) < len(rows)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
+
+
+def test_prompts_to_be_continued_are_padded_on_the_left(processor):
+    texts = ["It cost 12.5 or", "a"]
+    rows = [encode_prompt(processor, Example(text, "", ""))[1] for text in texts]
+    batch = prompt_batch(processor, texts)
+    assert batch["attention_mask"].sum(-1).tolist() == [len(row) for row in rows]
+    for ids, row in zip(batch["input_ids"], rows, strict=True):
+        assert ids[-len(row) :].tolist() == row.input_ids
+    assert 12.5 in batch["numeric_values"][0].tolist()
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        prompt_batch(processor, ["a", ""])

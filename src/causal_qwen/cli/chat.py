@@ -81,6 +81,7 @@ def _answer(
     """Stream one answer; its text and its length in tokens."""
     import torch
 
+    from causal_qwen.data import prompt_batch
     from causal_qwen.generation import NumberStreamer
 
     options: dict[str, Any] = {
@@ -93,10 +94,7 @@ def _answer(
     elif mode == "compatible":
         torch.manual_seed((person.seed + person.start) % 2**63)
         options["temperature"] = temperature
-    inputs = processor.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_tensors="pt"
-    )
-    inputs = inputs.to(model.device)
+    inputs = prompt_batch(processor, [messages], model.device)
     streamer = NumberStreamer(processor, skip_prompt=True, skip_special_tokens=True)
     outputs = model.generate(**inputs, **options, streamer=streamer, return_dict_in_generate=True)
     said = outputs.after(inputs["input_ids"].shape[1])

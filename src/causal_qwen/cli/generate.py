@@ -83,6 +83,7 @@ def command(
     loaded, processor = load(model, device=device, dtype="float32" if integers else dtype.value)
     import torch
 
+    from causal_qwen.data import prompt_batch
     from causal_qwen.decoder import Engine
     from causal_qwen.generation import NumberStreamer
     from causal_qwen.individual import Individual, one_per_row
@@ -105,7 +106,7 @@ def command(
         note(f"seed {person.seed}")
     if engine is EngineName.native:
         options["engine"] = Engine.from_model(loaded, precision=integers, tell=note)
-    inputs = processor(prompt, return_tensors="pt").to(loaded.device)
+    inputs: dict[str, Any] = prompt_batch(processor, [prompt], loaded.device)
     streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
     chosen_options = {name: value for name, value in options.items() if value is not None}
     outputs = loaded.generate(**inputs, **chosen_options, streamer=streamer, return_dict_in_generate=True)

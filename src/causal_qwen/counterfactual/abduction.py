@@ -21,7 +21,7 @@ from torch import Tensor
 
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.counterfactual.evidence import AbductionError, Evidence, NumberEvidence, Walk
-from causal_qwen.counterfactual.prompts import Prompt, encode_prompt
+from causal_qwen.data import Prompt, encode_text, prompt_batch
 from causal_qwen.generation.inferencer import Inferencer
 from causal_qwen.generation.settings import resolve
 from causal_qwen.heads import exact
@@ -145,7 +145,7 @@ def abduct(
             f"temperature is {temperature!r}, noise_gain {settings['noise_gain']!r}; without noise there is "
             "nothing to abduct: both must be above 0"
         )
-    inputs = encode_prompt(processor, prompt, model.device)
+    inputs = prompt_batch(processor, [prompt], model.device)
     tokens, numbers = _observed(model, processor, continuation, values)
     size = len(tokens)
     evidence = _evidence(model, processor, inputs, tokens, numbers, settings)
@@ -264,8 +264,7 @@ def _observed(
 ) -> tuple[list[int], list[float]]:
     """Ids and values of the continuation, (n,) each."""
     if isinstance(continuation, str):
-        batch = processor(continuation, add_special_tokens=False)
-        tokens, numbers = list(batch["input_ids"]), list(batch["numeric_values"])
+        tokens, numbers = encode_text(processor, continuation, begins=False)
     else:
         tokens = [int(token) for token in continuation]
         numbers = [0.0] * len(tokens) if values is None else [float(value) for value in values]

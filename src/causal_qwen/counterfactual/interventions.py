@@ -14,7 +14,7 @@ from typing import Any
 
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.counterfactual.abduction import Abduction
-from causal_qwen.counterfactual.prompts import Prompt, encode_prompt
+from causal_qwen.data import Prompt, prompt_batch
 from causal_qwen.generation.decoding import GeneratedNumber
 from causal_qwen.individual import SEEDS, Individual, one_per_row
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -183,7 +183,7 @@ def _branch(
     person: Individual,
     options: dict[str, Any],
 ) -> Branch:
-    inputs: dict[str, Any] = {**encode_prompt(processor, prompt, model.device)}
+    inputs: dict[str, Any] = {**prompt_batch(processor, [prompt], model.device)}
     output = model.generate(
         **inputs, **options, inference_mode="causal", individual=person, return_dict_in_generate=True
     )

@@ -4,7 +4,14 @@
 `batches` makes tensors. The package knows the processor, and no model.
 """
 
-from causal_qwen.data.batches import Collator, batches_of, labelled_batches, windows_by_length
+from causal_qwen.data.batches import (
+    Collator,
+    Prompt,
+    batches_of,
+    labelled_batches,
+    prompt_batch,
+    windows_by_length,
+)
 from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
 from causal_qwen.data.reading import Example, Reading
 from causal_qwen.data.rows import BadRow, BadRows, Source, read_rows
@@ -17,6 +24,7 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Example",
+    "Prompt",
     "Reading",
     "Source",
     "Template",
@@ -24,6 +32,7 @@ __all__ = [
     "encode_prompt",
     "encode_text",
     "labelled_batches",
+    "prompt_batch",
     "read_rows",
     "windows_by_length",
 ]

@@ -5,25 +5,61 @@ From a file, a table or an example to a batch there is this one way. This module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from causal_qwen.data.encoding import Encoded, Encoder
-from causal_qwen.data.reading import Reading
+from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt
+from causal_qwen.data.reading import Example, Reading
 from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["Collator", "batches_of", "labelled_batches", "pack", "windows_by_length"]
+__all__ = [
+    "Collator",
+    "Prompt",
+    "batches_of",
+    "labelled_batches",
+    "pack",
+    "prompt_batch",
+    "windows_by_length",
+]
 
 # Batches whose rows are sorted by length together: less padding with more, more to repeat after a stop.
 BATCHES_SORTED = 8
 Item = TypeVar("Item")
+# A text, or the messages of a chat that awaits its answer.
+Prompt = str | Sequence[Mapping[str, Any]]
+
+
+def prompt_batch(
+    processor: CausalQwen2Processor, prompts: Sequence[Prompt], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """What generate() takes of some prompts: input_ids, attention_mask and numeric_values, (B, T) each.
+
+    Args:
+        processor: Reads numbers.
+        prompts: Texts and chats; the shorter ones are padded on the left.
+        device: Where the model is.
+
+    Raises:
+        ValueError: If a prompt has no token.
+    """
+    rows = []
+    for index, prompt in enumerate(prompts):
+        is_text = isinstance(prompt, str)
+        texts = (str(prompt), None) if is_text else ("", tuple(prompt))  # type: ignore[arg-type]
+        _, row = encode_prompt(processor, Example(texts[0], "", f"prompt {index}", texts[1]))
+        if not len(row):
+            raise ValueError(f"prompt {index} is empty; give at least one token to continue")
+        rows.append(row)
+    batch = replace(Collator.of(processor), padding_side="left")(rows)
+    names = ("input_ids", "attention_mask", "numeric_values")
+    return {name: batch[name].to(device) for name in names}
 
 
 def labelled_batches(
@@ -108,16 +144,18 @@ def _joined(rows: Sequence[Encoded]) -> Encoded:
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows → a batch of tensors, padded on the right to the longest.
+    """Rows → a batch of tensors, padded to the longest.
 
     Args:
         pad_token_id: Of padding, which is masked.
         packed: Whether rows hold several sequences: then there are position_ids, which restart at each
             sequence and at the padding, and no mask: transformers keeps what restarts apart.
+        padding_side: "right", or "left" for rows that are to be continued.
     """
 
     pad_token_id: int
     packed: bool = False
+    padding_side: Literal["left", "right"] = "right"
 
     @classmethod
     def of(cls, processor: CausalQwen2Processor) -> Collator:
@@ -137,11 +175,13 @@ class Collator:
         }
         extra = torch.zeros(shape, dtype=torch.long)
         for index, row in enumerate(rows):
+            first = longest - len(row) if self.padding_side == "left" else 0
+            place = slice(first, first + len(row))
             for name, tensor in batch.items():
-                tensor[index, : len(row)] = torch.tensor(getattr(row, name), dtype=tensor.dtype)
+                tensor[index, place] = torch.tensor(getattr(row, name), dtype=tensor.dtype)
             if self.packed:
                 pieces = [*row.lengths, longest - len(row)]
                 extra[index] = torch.cat([torch.arange(length) for length in pieces])
             else:
-                extra[index, : len(row)] = 1
+                extra[index, place] = 1
         return batch | {"position_ids" if self.packed else "attention_mask": extra}
