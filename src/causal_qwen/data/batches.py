@@ -51,11 +51,14 @@ def prompt_batch(
     """
     rows = []
     for index, prompt in enumerate(prompts):
-        is_text = isinstance(prompt, str)
-        texts = (str(prompt), None) if is_text else ("", tuple(prompt))  # type: ignore[arg-type]
-        _, row = encode_prompt(processor, Example(texts[0], "", f"prompt {index}", texts[1]))
+        where = f"prompt {index}"
+        if isinstance(prompt, str):
+            example = Example(prompt, "", where)
+        else:
+            example = Example("", "", where, tuple(prompt))
+        _, row = encode_prompt(processor, example)
         if not len(row):
-            raise ValueError(f"prompt {index} is empty; give at least one token to continue")
+            raise ValueError(f"{where} is empty; give at least one token to continue")
         rows.append(row)
     batch = replace(Collator.of(processor), padding_side="left")(rows)
     names = ("input_ids", "attention_mask", "numeric_values")
