@@ -102,7 +102,10 @@ def test_impossible_rope_scalings_are_named(changes, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MistralConfig(), "model_type is 'mistral'; this decoder reads qwen2, llama, causal_qwen2"),
+        (
+            MistralConfig(),
+            "model_type is 'mistral'; this decoder reads qwen2, causal_qwen2, qwen3",
+        ),
         (Qwen2Config(hidden_act="gelu"), "hidden_act is 'gelu'"),
         (Qwen2Config(use_sliding_window=True), "use_sliding_window is True"),
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),

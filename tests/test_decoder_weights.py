@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
-from causal_qwen.decoder import CausalLM, from_hf, load_directory
+from causal_qwen.decoder import from_hf, load_directory
 
 FAMILIES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
 IDS = torch.tensor([[1, 5, 2, 40, 7]])
@@ -66,7 +66,7 @@ def test_directories_load(family, tied, shard, tmp_path):
     theirs = reference(family, tie_word_embeddings=tied)
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
     assert (tmp_path / "model.safetensors").exists() == (shard == "5GB")
-    ours = CausalLM.from_pretrained(tmp_path)
+    ours = load_directory(tmp_path)
     assert_same(ours, theirs)
     assert ours.config.tie_word_embeddings is tied
     assert not ours.training

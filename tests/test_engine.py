@@ -11,7 +11,7 @@ from causal_qwen.decoder import CausalLM, DecoderConfig, Engine, StopReason, fro
 from causal_qwen.decoder.packed import quantise
 from causal_qwen.generation import NativeEngine
 from causal_qwen.heads import NUM_BIAS
-from causal_qwen.kernels import native
+from causal_qwen.kernels import library
 from conftest import tiny_base, tiny_causal
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [40]]
@@ -44,7 +44,7 @@ def decoder(**changes):
 @pytest.fixture
 def no_compiler(monkeypatch):
     """A machine without one, and a process that has not looked for it yet."""
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(library, "_loaded", [])
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 

@@ -63,7 +63,7 @@ class ReadOut:
 
     def standing(self, U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor]:
         """(loc_S − C)/scale_S and its argmax, (B, V) and (B,)."""
-        return self._scorer.standing(U.loc, U.scale, U0.loc, U0.scale)
+        return self._scorer.z_scores(U.loc, U.scale, U0.loc, U0.scale)
 
     def among(
         self, k: int, loc_U: Tensor, moved: Tensor, scale_U: Tensor | None = None, U0: Cauchy | None = None
