@@ -122,7 +122,7 @@ def decisions(
         "dense": dense,
         "ours": lambda: token_scores(loc_U, scale_U, weight),
         "ours, no compiler": without_compiler,
-        "ours, choice": lambda: scorer.standing(loc_U, scale_U)[1],
+        "ours, choice": lambda: scorer.z_scores(loc_U, scale_U)[1],
     }
     return {name: runs[name] for name in variants}
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from causal_qwen.decoder import DecoderConfig, RopeScaling
 
@@ -28,11 +28,14 @@ def test_config_is_immutable():
         DecoderConfig.tiny().vocab_size = 1
 
 
-def test_qwen2_and_llama_configs_are_read_alike_as_object_and_as_dictionary():
+def test_configs_are_read_alike_as_object_and_as_dictionary():
     rope = {"rope_theta": 1e6, "rope_type": "default"}
     for config in (
         Qwen2Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope),
         LlamaConfig(
+            hidden_size=64, num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope, head_dim=8
+        ),
+        Qwen3Config(
             hidden_size=64, num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope, head_dim=8
         ),
     ):
@@ -41,6 +44,7 @@ def test_qwen2_and_llama_configs_are_read_alike_as_object_and_as_dictionary():
         assert ours.rope_theta == 1e6
         assert ours.norm_eps == config.rms_norm_eps
         assert ours.qkv_bias == (config.model_type == "qwen2")
+        assert ours.qk_norm == (config.model_type == "qwen3")
     assert ours.head_dim == 8, "an explicit head_dim is kept"
 
 
@@ -102,9 +106,17 @@ def test_impossible_rope_scalings_are_named(changes, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (MistralConfig(), "model_type is 'mistral'; this decoder reads qwen2, llama, causal_qwen2"),
+        (
+            MistralConfig(),
+            "model_type is 'mistral'; this decoder reads qwen2, causal_qwen2, qwen3",
+        ),
         (Qwen2Config(hidden_act="gelu"), "hidden_act is 'gelu'"),
         (Qwen2Config(use_sliding_window=True), "use_sliding_window is True"),
+        (Qwen3Config(use_sliding_window=True), "use_sliding_window is True"),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types contain sliding_attention",
+        ),
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
         ({"model_type": "llama"}, "vocab_size is None"),
@@ -113,3 +125,17 @@ def test_impossible_rope_scalings_are_named(changes, message):
 def test_what_this_decoder_does_not_do_is_refused(config, message):
     with pytest.raises(ValueError, match=message):
         DecoderConfig.from_hf_config(config)
+
+
+def test_qwen3_has_normed_heads_of_their_own_width_and_biases_where_it_says_so():
+    sizes = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    for model_type in ("qwen3", "causal_qwen3"):
+        config = {"model_type": model_type, **sizes, **heads}
+        plain = DecoderConfig.from_hf_config(config)
+        assert plain.qk_norm
+        assert (plain.qkv_bias, plain.o_bias, plain.mlp_bias) == (False, False, False)
+        assert plain.head_dim == Qwen3Config(**sizes, **heads).head_dim == 128, "transformers' default"
+        biased = DecoderConfig.from_hf_config(config | {"attention_bias": True, "head_dim": 32})
+        assert (biased.qkv_bias, biased.o_bias, biased.mlp_bias) == (True, True, False)
+        assert biased.head_dim == 32

@@ -7,13 +7,32 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from causal_qwen import decoder
-from causal_qwen.decoder import CausalLM, DecoderConfig, RopeScaling, from_hf, kv_cache_bytes, pad_left
-from causal_qwen.decoder.model import rope_frequencies
+from causal_qwen.decoder import (
+    CausalLM,
+    DecoderConfig,
+    Engine,
+    RopeScaling,
+    from_hf,
+    kv_cache_bytes,
+    pad_left,
+)
+from causal_qwen.decoder.block import rope_frequencies
 
-FAMILIES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+FAMILIES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -33,7 +52,8 @@ def reference(family, **changes):
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     rope = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
-    model = model_class(config_class(**(sizes | heads | rope | changes))).eval()
+    width = {"head_dim": 16} if family == "qwen3" else {}  # twice hidden_size / num_attention_heads
+    model = model_class(config_class(**(sizes | heads | rope | width | changes))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2).add_(1.0 if "norm" in name else 0.0)
@@ -45,7 +65,7 @@ def tokens(*shape, seed=1):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["MQA", "GQA", "MHA"])
 def test_logits_equal_those_of_transformers(family, tied, kv_heads):
@@ -63,7 +83,38 @@ def test_logits_equal_those_of_transformers(family, tied, kv_heads):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_qwen3_writes_the_tokens_of_transformers(tied):
+    """The readable model and the engine, natively and in torch: left-padded rows, 48 tokens."""
+    theirs = reference("qwen3", tie_word_embeddings=tied)
+    ids, mask = pad_left([tokens(1, length, seed=length)[0].tolist() for length in (3, 11, 7)], 5)
+    options = {"do_sample": False, "max_new_tokens": 48, "eos_token_id": None, "pad_token_id": 5}
+    expected = theirs.generate(ids, attention_mask=mask, **options)
+    assert len(expected[:, 11:].unique()) > 10, "one token over and over would say nothing"
+    engines = [Engine.from_model(theirs, native=native) for native in (True, False)]
+    assert [engine.step is None for engine in engines] == [False, True]
+    logits = theirs(ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+    for ours in (from_hf(theirs), *engines):
+        assert torch.equal(ours.generate(ids, 48, attention_mask=mask).sequences, expected)
+        ours_logits = ours.head(ours.hidden(ids, mask))
+        torch.testing.assert_close(ours_logits[mask.bool()], logits[mask.bool()], **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", ["q_norm", "k_norm"])
+def test_norms_of_queries_and_keys_matter(part):
+    """Each of them, in every pass: the comparisons above would not notice a norm that all leave out."""
+    theirs = reference("qwen3")
+    ids = tokens(2, 9)
+    before = [model.hidden(ids) for model in (from_hf(theirs), Engine.from_model(theirs))]
+    for layer in theirs.model.layers:
+        getattr(layer.self_attn, part).weight.mul_(torch.linspace(0.2, 3, 16))
+    for model, old in zip((from_hf(theirs), Engine.from_model(theirs)), before, strict=True):
+        assert (model.hidden(ids) - old).abs().max() > 0.05
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
 def test_left_padded_rows_have_the_logits_of_the_rows_alone(family):
     theirs = reference(family)
     ours = from_hf(theirs)
@@ -117,15 +168,24 @@ def test_stretched_rotary_positions_equal_those_of_transformers(rope):
 
 
 @torch.no_grad()
-def test_llama_with_biases_everywhere_and_its_own_head_width():
-    theirs = reference("llama", attention_bias=True, mlp_bias=True, head_dim=16)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+        ("qwen3", {"attention_bias": True}),
+        ("qwen3", {"head_dim": 6}),
+    ],
+)
+def test_biases_and_head_widths_are_those_of_the_config(family, changes):
+    theirs = reference(family, **changes)
     ids = tokens(2, 9)
     torch.testing.assert_close(from_hf(theirs)(ids).logits, theirs(ids).logits, **CLOSE)
 
 
 @torch.no_grad()
-def test_bfloat16_agrees_with_transformers_in_bfloat16():
-    theirs = reference("qwen2").to(torch.bfloat16)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_bfloat16_agrees_with_transformers_in_bfloat16(family):
+    theirs = reference(family).to(torch.bfloat16)
     ours = from_hf(theirs)
     ids = tokens(2, 30)
     out = ours(ids, use_cache=True)
@@ -298,7 +358,7 @@ def test_the_decoder_is_short_and_knows_no_transformers():
                 assert root != "transformers", f"{path.name} imports {name}"
                 known = ("causal_qwen.decoder", "causal_qwen.kernels")
                 assert root != "causal_qwen" or name.startswith(known), f"{path.name} imports {name}"
-    for name in ("config", "cache", "model"):  # the lesson stands alone
+    for name in ("config", "cache", "block", "model"):  # the lesson stands alone
         assert "kernels" not in (directory / f"{name}.py").read_text(encoding="utf-8")
 
 

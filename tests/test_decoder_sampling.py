@@ -20,7 +20,7 @@ from causal_qwen.decoder.sampling import (
     keep_top_p,
     penalise_repetition,
     scale_by_temperature,
-    tokens_seen,
+    tokens_so_far,
 )
 
 V = 50
@@ -72,22 +72,22 @@ def test_top_p_where_the_sum_meets_it_exactly(p, kept):
 @settings(max_examples=30, deadline=None)
 def test_repetition_penalty(seed, penalty):
     logits, ids = random_logits(seed), random_ids(seed)
-    seen = tokens_seen(ids, torch.ones_like(ids), V)
+    past_tokens = tokens_so_far(ids, torch.ones_like(ids), V)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
-    assert torch.equal(penalise_repetition(logits, seen, penalty), expected)
+    assert torch.equal(penalise_repetition(logits, past_tokens, penalty), expected)
 
 
-def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_seen_tokens_only():
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_past_tokens_only():
     logits = torch.tensor([[2.0, -2.0, 2.0, -2.0, 0.0]])
-    seen = torch.tensor([[True, True, False, False, True]])
-    assert penalise_repetition(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0, 0.0]]
+    past_tokens = torch.tensor([[True, True, False, False, True]])
+    assert penalise_repetition(logits, past_tokens, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0, 0.0]]
 
 
-def test_padding_is_not_seen():
+def test_padding_is_no_past_token():
     ids = torch.tensor([[0, 0, 3, 4], [0, 1, 2, 0]])
     mask = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
-    seen = tokens_seen(ids, mask, 6)
-    assert [row.nonzero().flatten().tolist() for row in seen] == [[3, 4], [0, 1, 2]]
+    past_tokens = tokens_so_far(ids, mask, 6)
+    assert [row.nonzero().flatten().tolist() for row in past_tokens] == [[3, 4], [0, 1, 2]]
 
 
 @given(seeds, st.floats(0.05, 3.0), st.integers(1, V), st.floats(0.05, 0.99), st.floats(0.5, 2.0))
@@ -104,12 +104,12 @@ def test_the_whole_chain_and_its_draw(seed, temperature, top_k, top_p, penalty):
     )
     expected = chain(ids, logits)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=penalty)
-    seen = tokens_seen(ids, torch.ones_like(ids), V)
-    assert torch.equal(sampling.process(logits, seen), expected)
+    past_tokens = tokens_so_far(ids, torch.ones_like(ids), V)
+    assert torch.equal(sampling.process(logits, past_tokens), expected)
     theirs = torch.multinomial(
         expected.softmax(-1), 1, generator=torch.Generator().manual_seed(seed)
     ).squeeze(1)
-    ours = sampling.choose(logits, seen=seen, generator=torch.Generator().manual_seed(seed))
+    ours = sampling.choose(logits, past_tokens=past_tokens, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(ours, theirs)
 
 

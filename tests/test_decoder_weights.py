@@ -6,12 +6,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
-from causal_qwen.decoder import CausalLM, from_hf, load_directory
+from causal_qwen.decoder import from_hf, load_directory
 
-FAMILIES = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+FAMILIES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
 IDS = torch.tensor([[1, 5, 2, 40, 7]])
 
 
@@ -30,7 +41,8 @@ def reference(family="qwen2", **changes):
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     rope = {"rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}}
-    model = model_class(config_class(**(sizes | heads | rope | changes))).eval()
+    width = {"head_dim": 16} if family == "qwen3" else {}  # twice hidden_size / num_attention_heads
+    model = model_class(config_class(**(sizes | heads | rope | width | changes))).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(std=0.2).add_(1.0 if "norm" in name else 0.0)
@@ -59,14 +71,14 @@ def assert_same(ours, theirs):
     torch.testing.assert_close(ours(IDS).logits, theirs(IDS).logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("shard", ["5GB", "20KB"], ids=["one file", "shards"])
 def test_directories_load(family, tied, shard, tmp_path):
     theirs = reference(family, tie_word_embeddings=tied)
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
     assert (tmp_path / "model.safetensors").exists() == (shard == "5GB")
-    ours = CausalLM.from_pretrained(tmp_path)
+    ours = load_directory(tmp_path)
     assert_same(ours, theirs)
     assert ours.config.tie_word_embeddings is tied
     assert not ours.training
@@ -143,6 +155,13 @@ def test_missing_tensors_are_named(directory):
     edit_tensors(directory, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ValueError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
         load_directory(directory)
+
+
+def test_a_missing_norm_of_queries_is_named(tmp_path):
+    reference("qwen3").save_pretrained(tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors.pop("model.layers.0.self_attn.q_norm.weight"))
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.0\.self_attn\.q_norm\.weight"):
+        load_directory(tmp_path)
 
 
 def test_an_untied_head_that_is_missing_is_named(directory):

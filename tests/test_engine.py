@@ -10,7 +10,7 @@ from causal_qwen import CausalQwen2ForCausalLM
 from causal_qwen.decoder import CausalLM, DecoderConfig, Engine, StopReason, from_hf, pad_left
 from causal_qwen.decoder.packed import quantise
 from causal_qwen.heads import NUM_BIAS
-from causal_qwen.kernels import native
+from causal_qwen.kernels import library
 from conftest import tiny_base, tiny_causal
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [40]]
@@ -43,7 +43,7 @@ def decoder(**changes):
 @pytest.fixture
 def no_compiler(monkeypatch):
     """A machine without one, and a process that has not looked for it yet."""
-    monkeypatch.setattr(native, "_loaded", [])
+    monkeypatch.setattr(library, "_loaded", [])
     monkeypatch.setenv("CXX", "no-such-compiler")
 
 
@@ -56,6 +56,8 @@ def no_compiler(monkeypatch):
         {"tie_word_embeddings": True, "num_key_value_heads": 2},
         {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
         {"norm": "layernorm", "num_key_value_heads": 1},
+        {"qk_norm": True, "num_key_value_heads": 2, "head_dim": 48},
+        {"qk_norm": True, "norm": "layernorm", "head_dim": 6, "qkv_bias": True},
     ],
 )
 def test_float32_is_the_decoder(changes):
@@ -101,6 +103,22 @@ def test_fewer_bits_stay_near_and_take_their_bytes(precision, share):
     assert engine.weights.step_bytes <= full.weights.step_bytes / 4 * (bytes_per_weight + groups) + vocabulary
 
 
+def test_the_precision_is_the_models_own_unless_one_is_named():
+    model = decoder()
+    assert Engine.from_model(model).weights.head.weight.dtype == torch.float32
+    assert Engine.from_model(model.half()).weights.head.weight.dtype == torch.float32
+    assert Engine.from_model(model.bfloat16()).weights.head.weight.dtype == torch.bfloat16
+    assert Engine.from_model(model, precision="float32").weights.head.weight.dtype == torch.float32
+    causal = tiny_causal().to(torch.bfloat16)
+    assert Engine.from_model(causal).weights.head.weight.dtype == torch.bfloat16
+
+
+def test_a_model_elsewhere_is_refused():
+    for model in (decoder(), tiny_causal()):
+        with pytest.raises(ValueError, match="the model is on meta; the engine runs on the CPU"):
+            Engine.from_model(model.to("meta"))
+
+
 def test_steps_are_the_uncached_features():
     engine = Engine.from_model(decoder(num_key_value_heads=2))
     ids = torch.randint(0, 200, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -141,11 +159,14 @@ def test_limits_are_the_decoders():
         Engine.from_model(decoder(), precision="int3")
 
 
+@pytest.mark.parametrize("qk_norm", [True, False])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_native_steps_are_those_in_torch(precision, threads):
+def test_native_steps_are_those_in_torch(precision, threads, qk_norm):
     """Uneven rows, more of them than one pass over a row of W carries, and more threads than key heads."""
-    model = decoder(num_key_value_heads=2, qkv_bias=True, hidden_size=64, intermediate_size=128)
+    model = decoder(
+        num_key_value_heads=2, qkv_bias=True, hidden_size=64, intermediate_size=128, qk_norm=qk_norm
+    )
     plain, engine = (Engine.from_model(model, precision=precision, native=native) for native in (False, True))
     ids, mask = pad_left(PROMPTS * 4)
     before = torch.get_num_threads()

@@ -1,14 +1,16 @@
 """Products of a few vectors from one read of W, in every form of W, and the native code that makes them."""
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from causal_qwen.decoder.packed import quantise
-from causal_qwen.kernels import native
+from causal_qwen.kernels import interface, library, native
 from causal_qwen.kernels.decision import TokenScorer, token_scores
-from causal_qwen.kernels.products import Linear, Matrix, dense_products, products
+from causal_qwen.kernels.products import Linear, Matrix, dense_products
 
 SIZES = [(203, 64, 1), (1, 32, 1), (204, 96, 2), (204, 64, 3), (8, 160, 8), (999, 32, 5), (31, 45, 7)]
 # Integers come in whole groups: 32 columns of 8 bits, 64 of 4.
@@ -29,18 +31,18 @@ def test_every_form_of_a_product_is_the_product(kind, shift, vocab, columns, cou
     x = torch.randn(count, columns, generator=generator)
     expected = x.double() @ matrix.dense().double().T
     torch.testing.assert_close(dense_products(x, matrix).double(), expected, rtol=1e-4, atol=1e-4)
-    # Vectors meet integers in 16 bits by groups: half a level of their largest value, for each column of W.
+    # Vectors are taken to 16 bits by groups: half a level of their largest value, for each column of W.
     half = x.abs().max().item() / 32767 / 2
     error = half * matrix.dense().abs().sum(-1).max().item() if isinstance(kind, int) else 1e-4
-    torch.testing.assert_close(products(x, matrix).double(), expected, rtol=1e-5, atol=error)
+    torch.testing.assert_close(Linear(matrix)(x).double(), expected, rtol=1e-5, atol=error)
 
 
 def test_native_code_is_here_and_serves_many_vectors():
     """Tests run where there is a compiler: without it the others would prove nothing of cpp/."""
-    assert native.library() is not None
+    assert library.library() is not None
     weight, x = torch.randn(50, 64), torch.randn(19, 64)
-    for matrix in (Matrix(weight), quantise(weight + 3), quantise(weight, 4)):
-        y = native.native_product(x, native.native_matrix(*matrix))
+    for matrix in (Matrix(weight), Matrix(weight.half()), quantise(weight + 3), quantise(weight, 4)):
+        y = native.NativeLinear(native.native_matrix(*matrix))(x)
         torch.testing.assert_close(y, x @ matrix.dense().T, rtol=1e-4, atol=2e-3)
 
 
@@ -56,9 +58,9 @@ def test_native_code_is_never_given_less_than_it_reads():
     """It would read whatever lies behind."""
     matrix, x = Matrix(torch.randn(8, 64)), torch.randn(2, 64)
     with pytest.raises(ValueError, match=r"of shape \(2, 64\); got torch.float32 of shape \(2, 40\)"):
-        products(x[:, :40], matrix)
+        Linear(matrix)(x[:, :40])
     with pytest.raises(ValueError, match=r"of shape \(8,\)"):
-        products(x, matrix, torch.zeros(7))
+        Linear(matrix, torch.zeros(7))(x)
     for terms in ({"bias": torch.zeros(9)}, {"balance": torch.zeros(7)}, {"loc_U0": torch.zeros(3)}):
         with pytest.raises(ValueError, match=r"expected torch\.float32 of shape"):
             token_scores(x, x.abs(), matrix, **terms)
@@ -69,8 +71,8 @@ def test_native_code_is_never_given_less_than_it_reads():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_bias_of_another_type_is_the_same_bias(dtype):
     matrix, x, bias = Matrix(torch.randn(8, 64)), torch.randn(2, 64), torch.randn(8).bfloat16()
-    expected = products(x, matrix) + bias.float()
-    torch.testing.assert_close(products(x, matrix, bias.to(dtype)), expected)
+    expected = Linear(matrix)(x) + bias.float()
+    torch.testing.assert_close(Linear(matrix, bias.to(dtype))(x), expected)
     loc, _ = token_scores(x, x.abs(), matrix, bias=bias.to(dtype), balance=bias.abs().to(dtype))
     torch.testing.assert_close(loc, expected)
 
@@ -79,14 +81,14 @@ def test_a_compiler_may_be_named_with_its_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "c++ -DNOTHING")
     commands = []
-    monkeypatch.setattr(native, "_compile", lambda command, out: commands.append(command) or out.touch())
-    native.build(lambda line: None)
+    monkeypatch.setattr(library, "_compile", lambda command, out: commands.append(command) or out.touch())
+    library.build(lambda line: None)
     assert commands == [["c++", "-DNOTHING"]]
 
 
-def test_what_does_not_lie_side_by_side_goes_another_way():
+def test_what_does_not_lie_side_by_side_is_multiplied_in_torch():
     weight, x = torch.randn(64, 50).T, torch.randn(2, 64)
-    torch.testing.assert_close(products(x, Matrix(weight)), x @ weight.T)
+    torch.testing.assert_close(Linear(Matrix(weight))(x), x @ weight.T)
     with pytest.raises(ValueError, match="contiguous tensors on the CPU"):
         native.native_matrix(weight, None, None)
 
@@ -95,15 +97,16 @@ def test_what_does_not_lie_side_by_side_goes_another_way():
 def test_native_code_of_any_processor_and_one_thread(tmp_path, monkeypatch):
     """Without -march=native and OpenMP the plain twins run: what an unknown processor would do."""
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "_loaded", [])
-    monkeypatch.setattr(native, "FLAGS", tuple(flag for flag in native.FLAGS if flag != "-march=native"))
-    monkeypatch.setattr(native, "THREADING", (None,))
+    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(library, "FLAGS", tuple(flag for flag in library.FLAGS if flag != "-march=native"))
+    monkeypatch.setattr(library, "THREADING", (None,))
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(20, 128, generator=generator), torch.randn(3, 128, generator=generator)
     whole = quantise((weight * 40).round().clamp(-127, 127) / 100)
     for matrix in (
         Matrix(weight),
         Matrix(weight.bfloat16()),
+        Matrix(weight.half()),
         quantise(weight + 1),
         whole,
         quantise(weight, 4),
@@ -112,36 +115,67 @@ def test_native_code_of_any_processor_and_one_thread(tmp_path, monkeypatch):
         y, best = Linear(matrix).best(x)
         torch.testing.assert_close(y, x @ W.T, rtol=1e-3, atol=1e-3)
         assert torch.equal(best, y.argmax(-1))
-        standing, best = TokenScorer(matrix).standing(x, x.abs())
-        torch.testing.assert_close(standing, (x @ W.T) / (x.abs() @ W.abs().T), rtol=1e-3, atol=1e-3)
-        assert torch.equal(best, standing.argmax(-1))
+        z_scores, best = TokenScorer(matrix).z_scores(x, x.abs())
+        torch.testing.assert_close(z_scores, (x @ W.T) / (x.abs() @ W.abs().T), rtol=1e-3, atol=1e-3)
+        assert torch.equal(best, z_scores.argmax(-1))
         assert torch.equal(TokenScorer(matrix).among(y, 1, x, x.abs())[1], y.argmax(-1))
     assert list((tmp_path / "compiled").glob("native-*.so"))
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["as built here", "any processor"])
+def test_every_float16_widens_to_itself(forced, tmp_path, monkeypatch):
+    """All 65,536 of them: subnormal, infinite and not numbers too."""
+    if forced:
+        monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+        monkeypatch.setattr(library, "_loaded", [])
+        monkeypatch.setattr(library, "FLAGS", tuple(flag for flag in library.FLAGS if "native" not in flag))
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    columns = torch.zeros(2**16, 33, dtype=torch.float16)
+    columns[:, 0] = columns[:, -1] = halves  # one in a whole group, one that is left over
+    for column in (0, -1):
+        x = torch.zeros(1, 33)
+        x[0, column] = 1
+        own = halves.float()
+        other = own * 0  # what is not finite makes the sum no number
+        torch.testing.assert_close(Linear(Matrix(columns))(x)[0], own + other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_is_no_number_stays_none():
     x = torch.randn(2, 64)
     x[1, 5] = float("nan")
     for matrix in (Matrix(torch.randn(9, 64)), quantise(torch.randn(9, 64)), quantise(torch.randn(9, 64), 4)):
-        y = products(x, matrix)
+        y = Linear(matrix)(x)
         assert y[0].isfinite().all()
         assert y[1].isnan().all()
 
 
 def test_native_code_is_built_once_and_a_broken_compiler_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-    told = []
-    monkeypatch.setattr(native, "_compile", lambda compiler, output: output.write_bytes(b"built"))
-    first, second = native.build(told.append), native.build(told.append)
+    lines = []
+    monkeypatch.setattr(library, "_compile", lambda compiler, output: output.write_bytes(b"built"))
+    first, second = library.build(lines.append), library.build(lines.append)
     assert first == second
     assert first.read_bytes() == b"built"
-    assert len(told) == 1
+    assert len(lines) == 1
     monkeypatch.undo()
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(native, "FLAGS", ("-no-such-flag",))
-    with pytest.raises(native.subprocess.SubprocessError, match="no-such-flag"):
-        native.build(told.append)
+    monkeypatch.setattr(library, "FLAGS", ("-no-such-flag",))
+    with pytest.raises(library.subprocess.SubprocessError, match="no-such-flag"):
+        library.build(lines.append)
     assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+
+
+def test_a_structure_of_another_size_is_an_error_and_no_silent_detour(monkeypatch):
+    class CStep(ctypes.Structure):
+        _fields_ = [*interface.CStep._fields_, ("forgotten", ctypes.c_int64)]
+
+    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(interface, "STRUCTURES", (*interface.STRUCTURES[:-1], CStep))
+    with pytest.raises(RuntimeError, match=r"CStep takes 72 bytes in kernels/interface\.py and 64 in"):
+        library.library()
+    monkeypatch.setattr(interface, "STRUCTURES", (*interface.STRUCTURES[:-1], interface.CStep, CStep))
+    with pytest.raises(RuntimeError, match=r"CStep takes 72 bytes .* and 0 in"):
+        library.library()
 
 
 @settings(max_examples=40, deadline=None)

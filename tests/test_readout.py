@@ -1,4 +1,4 @@
-"""What is decided between two tokens: causes, standings, the largest of many values; natively as in torch."""
+"""What is decided between two tokens: causes, z-scores, the largest of many values; natively as in torch."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ from causal_qwen.generation import NativeStepper, ReadOut, TransformersStepper
 from causal_qwen.generation.decisions import _processed
 from causal_qwen.heads import EXPONENT_BOUND, AbductionNetwork
 from causal_qwen.kernels.decision import FEW_OF, TokenScorer
-from causal_qwen.kernels.native import NativeAbduction, library
+from causal_qwen.kernels.library import library
+from causal_qwen.kernels.native import NativeAbduction
 from causal_qwen.kernels.products import Linear, Matrix
 from conftest import tiny_causal
 
@@ -59,11 +60,11 @@ def test_the_argmax_is_that_of_torch(row):
     assert best.item() == y.argmax(-1).item()
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "bytes", "bytes with a shift"])
-@pytest.mark.parametrize("standing", [True, False])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "float16", "bytes", "bytes with a shift"])
+@pytest.mark.parametrize("by_z_score", [True, False])
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 200 // FEW_OF), st.booleans())
-def test_the_choice_among_the_largest_is_that_of_transformers(standing, form, batch, k, ties):
+def test_the_choice_among_the_largest_is_that_of_transformers(by_z_score, form, batch, k, ties):
     generator = torch.Generator().manual_seed(k)
     weight = torch.randn(200, 64, generator=generator)
     weight = weight + 2 if form == "bytes with a shift" else weight
@@ -74,7 +75,7 @@ def test_the_choice_among_the_largest_is_that_of_transformers(standing, form, ba
     threshold = torch.randn(200, generator=generator)
     scorer = TokenScorer(matrix, bias=threshold + 1, balance=threshold.abs(), threshold=threshold)
     assert scorer.reads_few(loc, k)
-    if standing:
+    if by_z_score:
         everywhere, _ = scorer.z_scores(loc, scale, U0.loc, U0.scale)
         scores, best = scorer.among(logits, k, loc, scale, U0.loc, U0.scale)
     else:
@@ -100,7 +101,7 @@ def test_processors_give_what_their_list_gives():
 
 @pytest.mark.parametrize("leading", [(), (1,), (3,), (2, 5), (50,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_standing_is_that_of_the_scores(leading, dtype):
+def test_z_scores_are_those_of_the_scores(leading, dtype):
     generator = torch.Generator().manual_seed(0)
     weight, *vectors = torch.randn(100, 35, generator=generator).split([32, 1, 1, 1], dim=1)
     bias, balance, threshold = (vector.squeeze(1) for vector in vectors)
@@ -109,10 +110,10 @@ def test_the_standing_is_that_of_the_scores(leading, dtype):
     scorer = TokenScorer(weight.contiguous(), bias=bias, balance=balance.abs(), threshold=threshold)
     causes = (U.loc, U.scale, U0.loc, U0.scale)
     loc_S, scale_S = scorer.scores(*causes)
-    standing, best = scorer.z_scores(*causes)
-    torch.testing.assert_close(standing, (loc_S - threshold) / scale_S)
+    z_scores, best = scorer.z_scores(*causes)
+    torch.testing.assert_close(z_scores, (loc_S - threshold) / scale_S)
     assert best.shape == leading
-    assert torch.equal(best, standing.argmax(-1))
+    assert torch.equal(best, z_scores.argmax(-1))
 
 
 def test_both_steppers_are_the_models_own_heads():

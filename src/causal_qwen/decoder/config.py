@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 __all__ = ["DecoderConfig", "RopeScaling"]
 
-_SUPPORTED_MODEL_TYPES = ("qwen2", "llama", "causal_qwen2")
-_ALWAYS_QKV_BIAS = ("qwen2", "causal_qwen2")
+_QWEN2, _QWEN3, _LLAMA = ("qwen2", "causal_qwen2"), ("qwen3", "causal_qwen3"), ("llama",)
+_SUPPORTED_MODEL_TYPES = (*_QWEN2, *_QWEN3, *_LLAMA)
+_QWEN3_HEAD_DIM = 128  # where a config does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,9 @@ class DecoderConfig:
         rope_theta: Base of the rotary wavelengths.
         rope_scaling: Stretch of the rotary wavelengths, None for none.
         qkv_bias: Biases on the query, key and value projections (Qwen2).
-        o_bias: Bias on the attention's output projection (Llama with ``attention_bias``).
+        o_bias: Bias on the attention's output projection (Llama and Qwen3 with ``attention_bias``).
         mlp_bias: Biases inside the SwiGLU (Llama with ``mlp_bias``).
+        qk_norm: RMSNorm of each query and key head before its rotation (Qwen3).
         tie_word_embeddings: Whether the head is the embedding matrix.
         initializer_range: Standard deviation of fresh weights.
 
@@ -93,6 +95,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
 
@@ -167,7 +170,7 @@ class DecoderConfig:
 
     @classmethod
     def from_hf_config(cls, config: object) -> DecoderConfig:
-        """The same decoder as a transformers Qwen2, Llama or CausalQwen2 config describes.
+        """The same decoder as a transformers Qwen2, Qwen3, Llama or CausalQwen config describes.
 
         Args:
             config: The config object, or the dictionary of its config.json (of transformers 4 or 5).
@@ -190,23 +193,30 @@ class DecoderConfig:
             raise ValueError(f"hidden_act is {get('hidden_act')!r}; the SwiGLU of this decoder uses 'silu'")
         if get("use_sliding_window", False):
             raise ValueError("use_sliding_window is True; this decoder attends to all positions: turn it off")
+        other_layers = sorted({*get("layer_types", ())} - {"full_attention"})
+        if other_layers:
+            raise ValueError(
+                f"layer_types contain {', '.join(other_layers)}; this decoder attends to all positions: "
+                "it reads 'full_attention' only"
+            )
         rope_theta, rope_scaling = _rope(get)
-        llama_bias = model_type == "llama" and bool(get("attention_bias", False))
+        attention_bias = model_type not in _QWEN2 and bool(get("attention_bias", False))
         return cls(
             vocab_size=get("vocab_size"),
             hidden_size=get("hidden_size"),
             num_hidden_layers=get("num_hidden_layers"),
             num_attention_heads=get("num_attention_heads"),
             num_key_value_heads=get("num_key_value_heads", 0),
-            head_dim=get("head_dim", 0),
+            head_dim=get("head_dim", _QWEN3_HEAD_DIM if model_type in _QWEN3 else 0),
             intermediate_size=get("intermediate_size"),
             max_position_embeddings=get("max_position_embeddings"),
             norm_eps=get("rms_norm_eps", 1e-6),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
-            qkv_bias=model_type in _ALWAYS_QKV_BIAS or llama_bias,
-            o_bias=llama_bias,
-            mlp_bias=model_type == "llama" and bool(get("mlp_bias", False)),
+            qkv_bias=model_type in _QWEN2 or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=model_type in _LLAMA and bool(get("mlp_bias", False)),
+            qk_norm=model_type in _QWEN3,
             tie_word_embeddings=bool(get("tie_word_embeddings", False)),
             initializer_range=get("initializer_range", 0.02),
         )

@@ -1,7 +1,8 @@
 """The decoder at the speed of memory: prefill, and a step in native code that reads every weight once.
 
 An `Engine` has the three methods that generation needs of a `CausalLM` (``new_cache``, ``hidden``, ``head``),
-so ``generation.generate`` runs on either. Where native code cannot be built, the same equations run in torch.
+so ``generation.generate`` runs on either. A prefill is ``block.run_block`` over packed matrices; so is a step
+where native code cannot be built.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from causal_qwen.decoder.block import rope_frequencies, rotation, run_block
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.generation import Generation, generate
-from causal_qwen.decoder.model import CausalLM, check_fit, placement, rope_frequencies, rotation
-from causal_qwen.decoder.packed import PackedWeights, Precision, blocks, normalise, pack
+from causal_qwen.decoder.model import CausalLM, check_fit, placement
+from causal_qwen.decoder.packed import PackedWeights, Precision, normalise, pack
 from causal_qwen.decoder.step import NativeStep
 from causal_qwen.decoder.weights import PretrainedModel, tensors_of
 from causal_qwen.kernels.native import LARGEST_NATIVE
@@ -51,30 +53,46 @@ class Engine:
         self.step = NativeStep.of(config, weights, tell or logger.info) if native else None
         # Without native code weights of fewer bits would be widened at every step: widen them once.
         self.weights = weights if self.step is not None else weights.widened()
+        self._maps = [block.maps(config) for block in self.weights.blocks]
         self._head = Linear(self.weights.head)
 
     @classmethod
     def from_model(
-        cls, model: CausalLM | PretrainedModel, *, precision: Precision | None = None, **options: Any
+        cls,
+        model: CausalLM | PretrainedModel,
+        *,
+        precision: Precision | None = None,
+        native: bool = True,
+        tell: Callable[[str], None] | None = None,
     ) -> Engine:
-        """The engine of a decoder, or of a Qwen2, Llama or CausalQwen model of transformers.
+        """The engine of a decoder, or of a Qwen2, Qwen3, Llama or CausalQwen model of transformers.
 
         Args:
             model: In memory, on the CPU; float32 weights are shared where the engine needs no other form.
-            precision: Of the weights: "float32", "bfloat16", "int8" or "int4". Vectors that meet integers are
-                taken to 16 bits by groups; everything else is float32.
-            **options: As for the class.
+                Later changes of its weights may go unnoticed.
+            precision: Of the weights: "float32", "bfloat16", "int8" or "int4". Vectors that multiply integers
+                are taken to 16 bits by groups; everything else is float32. None: "bfloat16" for a bfloat16
+                model, else "float32".
+            native: As for the class.
+            tell: As for the class.
 
         Raises:
-            ValueError: If the model's config asks for something that the decoder does not do.
+            ValueError: If the model is not on the CPU, or its config asks for something that the decoder does
+                not do.
         """
         if isinstance(model, CausalLM):
             config, tensors = model.config, dict(model.state_dict())
         else:
             config, tensors = tensors_of(model)
+        devices = sorted({str(tensor.device) for tensor in tensors.values() if not tensor.is_cpu})
+        if devices:
+            raise ValueError(
+                f"the model is on {', '.join(devices)}; the engine runs on the CPU: move it there"
+            )
         if precision is None:
-            precision = "float32"
-        return cls(config, pack(config, tensors, precision=precision), **options)
+            embedding = tensors["embed_tokens.weight"]
+            precision = "bfloat16" if embedding.dtype == torch.bfloat16 else "float32"
+        return cls(config, pack(config, tensors, precision=precision), native=native, tell=tell)
 
     def new_cache(self, batch: int, capacity: int | None = None) -> KVCache:
         """An empty cache; ``capacity`` is the whole context unless given."""
@@ -113,12 +131,12 @@ class Engine:
             return self.step(x.clone(memory_format=torch.contiguous_format), cache)
         place = placement(self.config, input_ids, attention_mask, cache)
         cos, sin = rotation(place.positions, self.frequencies, torch.float32)
-        mask = torch.zeros(place.mask.shape).masked_fill_(~place.mask, -torch.inf)
-        total = mask.shape[-1]
-        visible = [(layer.keys[:total], layer.values[:total]) for layer in cache.layers]
-        x = blocks(x, cos, sin, mask, place.slots, visible, self.weights.blocks, config=self.config)
+        # Added to the scores: a mask of booleans would be converted to this in every block.
+        mask = torch.zeros(place.mask.shape).masked_fill_(~place.mask, -torch.inf)  # (B, 1, T, S)
+        for maps, layer_cache in zip(self._maps, cache.layers, strict=True):
+            x = run_block(maps, x, cos, sin, mask, layer_cache, place.slots)
         cache.accept(place.valid)
-        return normalise(x, self.weights.gain, self.weights.shift, self.config)
+        return normalise(x, self.weights.gain, self.weights.shift, eps=self.config.norm_eps)
 
     def head(self, hidden: Tensor) -> Tensor:
         """logits = W z: (..., H) → (..., V), float32."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
-from causal_qwen.decoder.sampling import Sampling, tokens_seen
+from causal_qwen.decoder.sampling import Sampling, tokens_so_far
 from causal_qwen.decoder.stopping import RowMonitor, Stop, StopReason, as_conditions
 
 __all__ = ["Decoder", "Generation", "generate", "pad_left", "prefill", "step"]
@@ -145,13 +145,13 @@ def generate(
 
     sequences = input_ids.new_full((batch, prompt_length + max_new_tokens), pad)  # (B, T + max_new_tokens)
     sequences[:, :prompt_length] = input_ids
-    seen = None  # (B, V)
-    if sampling.needs_seen:
-        seen = tokens_seen(input_ids, attention_mask, model.config.vocab_size)
+    past_tokens = None  # (B, V)
+    if sampling.needs_past_tokens:
+        past_tokens = tokens_so_far(input_ids, attention_mask, model.config.vocab_size)
     cache = model.new_cache(batch, prompt_length + max_new_tokens - 1)
     logits = prefill(model, input_ids, attention_mask, cache)  # (B, V)
     for written in range(1, max_new_tokens + 1):
-        tokens = sampling.choose(logits, seen=seen, generator=generator)  # (B,)
+        tokens = sampling.choose(logits, past_tokens=past_tokens, generator=generator)  # (B,)
         for row, token in enumerate(tokens.tolist()):
             if reasons[row] is not None:
                 tokens[row] = pad
@@ -162,8 +162,8 @@ def generate(
         sequences[:, prompt_length + written - 1] = tokens
         if None not in reasons or written == max_new_tokens:
             break
-        if seen is not None:
-            seen.scatter_(1, tokens[:, None], True)
+        if past_tokens is not None:
+            past_tokens.scatter_(1, tokens[:, None], True)
         logits = step(model, tokens, cache)  # (B, V)
     return Generation(
         sequences=sequences[:, : prompt_length + written],

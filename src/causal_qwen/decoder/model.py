@@ -1,75 +1,35 @@
 """A decoder-only transformer, from token ids to the scores of the next token.
 
-Read it from top to bottom: rotary positions, norm, attention, SwiGLU, block, and the model that stacks them.
-Parameter names are those of transformers' Qwen2 and Llama without the prefix ``model.``, which is all that
-loading their weights takes. This module knows neither files nor sampling.
+Read ``block.py`` first, which has the equations of a layer; here are the places of tokens, the weights of a
+layer, and the model that stacks layers. Parameter names are those of transformers' Qwen2, Qwen3 and Llama
+without the prefix ``model.``, which is all that loading their weights takes. This module does not know files.
 
-Shapes: B rows, T new tokens, S visible slots (past and new), H hidden size, N query heads, K key and value
-heads, d head width, F SwiGLU width, V vocabulary.
+Shapes: B rows, T new tokens, S visible slots (past and new), H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from causal_qwen.decoder.block import BlockMaps, rms_norm, rope_frequencies, rotation, run_block
 from causal_qwen.decoder.cache import KVCache, LayerCache
 from causal_qwen.decoder.config import DecoderConfig
+from causal_qwen.decoder.generation import Generation, generate
 
-if TYPE_CHECKING:
-    from causal_qwen.decoder.generation import Generation
-
-__all__ = ["CausalLM", "DecoderOutput", "check_fit", "placement", "rope_frequencies", "rotate", "rotation"]
+__all__ = ["CausalLM", "DecoderOutput", "Placement", "check_fit", "placement"]
 
 
-# Positions: each pair of head dimensions turns at its own speed ---------------------------------------------
-
-
-def rope_frequencies(config: DecoderConfig) -> Tensor:
-    """Radians per position of each pair, θ^(−2i/d), stretched by ``config.rope_scaling``: (d/2,), float32."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    slow = frequencies / scaling.factor
-    if scaling.kind == "linear":
-        return slow
-    # llama3: how often a pair turns within the original context decides how much of its speed it keeps.
-    turns = scaling.original_context * frequencies / (2 * math.pi)  # (d/2,)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(slow, frequencies, kept.clamp(0.0, 1.0))
-
-
-def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angle of every pair at every position.
-
-    Args:
-        positions: (B, T).
-        frequencies: (d/2,), float32: an angle in half precision would be wrong by whole turns.
-        dtype: Of the result.
-    """
-    angles = positions[:, None, :, None].float() * frequencies.to(positions.device)  # (B, 1, T, d/2)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i+d/2}) of ``heads`` (B, heads, T, d) by their angles."""
-    first, second = heads.chunk(2, dim=-1)  # (B, heads, T, d/2) each
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-# Where new tokens stand, and what they see -----------------------------------------------------------------
+# The places of new tokens, and what they may look at --------------------------------------------------------
 
 
 class Placement(NamedTuple):
-    """Where new tokens stand.
+    """The places of new tokens.
 
     Args:
         valid: (B, S), False at padding.
@@ -138,11 +98,11 @@ def check_fit(
     return total
 
 
-# The parts of a block ---------------------------------------------------------------------------------------
+# The weights of a block, by the names of a checkpoint -------------------------------------------------------
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean(x²) + eps) · weight, computed in float32."""
+    """`rms_norm` with its weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -151,9 +111,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension of ``x``."""
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 def make_norm(config: DecoderConfig) -> nn.Module:
@@ -164,40 +122,26 @@ def make_norm(config: DecoderConfig) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: N query heads share K key and value heads, softmax(q·kᵀ/√d)·v."""
+    """The maps of the attention."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.qkv_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: LayerCache | None, slots: Tensor
-    ) -> Tensor:
-        """Mix the positions that each token may see; arguments as in :meth:`CausalLM.blocks`."""
-        query = rotate(self._heads(self.q_proj(x)), cos, sin)  # (B, N, T, d)
-        key = rotate(self._heads(self.k_proj(x)), cos, sin)  # (B, K, T, d)
-        value = self._heads(self.v_proj(x))  # (B, K, T, d)
-        if cache is not None:
-            cache.write(key, value, slots)
-            key, value = cache.read(mask.shape[-1])  # (B, K, S, d)
-        # (B, N, T, d)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-        output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # (B, T, H)
-        return output
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """(B, T, heads · d) → (B, heads, T, d)."""
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of ``x`` (B, T, H)."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
 
 class SwiGLU(nn.Module):
-    """W_down(silu(W_gate x) ⊙ W_up x)."""
+    """The maps of the SwiGLU."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -205,14 +149,13 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform each position of ``x`` (B, T, H) on its own."""
-        output: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # (B, T, F) inside
-        return output
+    def gate_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """W_gate x and W_up x of ``x`` (B, T, H)."""
+        return self.gate_proj(x), self.up_proj(x)
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + swiglu(norm(x))."""
+    """`run_block` with its weights."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -224,10 +167,19 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: LayerCache | None, slots: Tensor
     ) -> Tensor:
-        """One layer of the residual stream ``x`` (B, T, H); arguments as in :meth:`CausalLM.blocks`."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots)
-        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return output
+        """One layer of the residual stream ``x`` (B, T, H); arguments as in `run_block`."""
+        attention, mlp = self.self_attn, self.mlp
+        maps = BlockMaps(
+            attention_norm=self.input_layernorm,
+            qkv=attention.qkv,
+            query_norm=attention.q_norm,
+            key_norm=attention.k_norm,
+            output=attention.o_proj,
+            mlp_norm=self.post_attention_layernorm,
+            gate_up=mlp.gate_up,
+            down=mlp.down_proj,
+        )
+        return run_block(maps, x, cos, sin, mask, cache, slots)
 
 
 # The model --------------------------------------------------------------------------------------------------
@@ -238,8 +190,8 @@ class DecoderOutput:
     """What a forward pass gives.
 
     Args:
-        logits: (B, T, V), or (B, 1, V) when only the last position was asked for.
-        hidden_states: What the head saw: (B, T, H) or (B, 1, H), after the final norm.
+        logits: (B, T, V), or (B, 1, V) with ``last_only``.
+        hidden_states: What the head reads: (B, T, H) or (B, 1, H), after the final norm.
         past_key_values: The cache, now holding these tokens too; None without one.
     """
 
@@ -252,7 +204,7 @@ class CausalLM(nn.Module):
     """Token ids in, logits of the next token out: ``head(hidden(input_ids))``.
 
     Args:
-        config: Sizes and kinds. Weights start fresh; :meth:`from_pretrained` loads them.
+        config: Sizes and kinds. Weights start fresh; ``weights.load_directory`` loads them.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -266,13 +218,6 @@ class CausalLM(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.frequencies = rope_frequencies(config)  # (d/2,); no buffer: .to(bfloat16) must leave it alone
         self.initialise()
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path, *, dtype: torch.dtype = torch.float32) -> CausalLM:
-        """A decoder with the weights of a directory; see ``weights.load_directory``."""
-        from causal_qwen.decoder.weights import load_directory
-
-        return load_directory(directory, dtype=dtype)
 
     def initialise(self) -> None:
         """Weights from N(0, σ²); those that add to the residual stream start 1/√(2·layers) smaller."""
@@ -341,7 +286,7 @@ class CausalLM(nn.Module):
             embeddings: (B, T, H).
             positions: (B, T), of the rotary angles.
             mask: (B or 1, 1, T, S), True where a token may look. S is how many slots of the cache are read.
-            cache: Where keys and values are kept; None: the tokens see each other only, S = T.
+            cache: The caches of all blocks, or None.
             slots: (T,) slots of the cache that these tokens take.
 
         Returns:
@@ -367,6 +312,4 @@ class CausalLM(nn.Module):
 
     def generate(self, input_ids: Tensor, max_new_tokens: int = 128, **options: Any) -> Generation:
         """Continue each row of ``input_ids`` (B, T); options and result as in ``generation.generate``."""
-        from causal_qwen.decoder.generation import generate
-
         return generate(self, input_ids, max_new_tokens, **options)

@@ -2,38 +2,40 @@
 
 Query, key and value share one matrix, gate and up another, so that a block is four products. Eight and four
 bits are whole numbers with a scale (and a shift, where it helps) per 32 columns, norms and biases float32.
-`blocks` states the layers of ``model.py`` over these matrices; this module knows neither caches' sizes nor
-tokens.
+`PackedBlock.maps` gives them to ``block.run_block``; this module knows neither attention nor caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from causal_qwen.decoder.block import BlockMaps, rms_norm
 from causal_qwen.decoder.config import DecoderConfig
-from causal_qwen.decoder.model import rotate
 from causal_qwen.kernels.native import GROUP
 from causal_qwen.kernels.products import Matrix, dense_products
 
-__all__ = ["PackedBlock", "PackedWeights", "Precision", "blocks", "normalise", "pack", "quantise"]
+__all__ = ["PackedBlock", "PackedWeights", "Precision", "normalise", "pack", "quantise"]
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 BITS = {"int8": 8, "int4": 4}
 
 
 class PackedBlock(NamedTuple):
-    """One block. Biases and the shift of a LayerNorm are None where there are none."""
+    """One block. Biases, the shift of a LayerNorm and the heads' norms are None where there are none."""
 
     attention_gain: Tensor  # (H,)
     attention_shift: Tensor | None
     qkv: Matrix  # ((N + 2K)·d, H)
     qkv_bias: Tensor | None
+    query_gain: Tensor | None  # (d,)
+    key_gain: Tensor | None  # (d,)
     output: Matrix  # (H, N·d)
     output_bias: Tensor | None
     mlp_gain: Tensor  # (H,)
@@ -42,6 +44,31 @@ class PackedBlock(NamedTuple):
     gate_up_bias: Tensor | None
     down: Matrix  # (H, F)
     down_bias: Tensor | None
+
+    def maps(self, config: DecoderConfig) -> BlockMaps:
+        """What `run_block` asks for."""
+        norm = partial(normalise, eps=config.norm_eps)
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+
+        def qkv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            query, key, value = _linear(x, self.qkv, self.qkv_bias).split([queries, keys, keys], -1)
+            return query, key, value
+
+        def gate_up(x: Tensor) -> tuple[Tensor, Tensor]:
+            gate, up = _linear(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
+            return gate, up
+
+        return BlockMaps(
+            attention_norm=partial(norm, gain=self.attention_gain, shift=self.attention_shift),
+            qkv=qkv,
+            query_norm=partial(norm, gain=self.query_gain),
+            key_norm=partial(norm, gain=self.key_gain),
+            output=partial(_linear, matrix=self.output, bias=self.output_bias),
+            mlp_norm=partial(norm, gain=self.mlp_gain, shift=self.mlp_shift),
+            gate_up=gate_up,
+            down=partial(_linear, matrix=self.down, bias=self.down_bias),
+        )
 
 
 @dataclass(frozen=True)
@@ -163,6 +190,8 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
             tensors[f"{attention}.weight"].detach().float(),
             vector(f"{attention}.bias"),
             *fused(f"{prefix}.self_attn", ("q_proj", "k_proj", "v_proj")),
+            vector(f"{prefix}.self_attn.q_norm.weight"),
+            vector(f"{prefix}.self_attn.k_norm.weight"),
             *fused(f"{prefix}.self_attn", ("o_proj",)),
             tensors[f"{mlp}.weight"].detach().float(),
             vector(f"{mlp}.bias"),
@@ -181,73 +210,14 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
     )
 
 
-def normalise(x: Tensor, gain: Tensor, shift: Tensor | None, config: DecoderConfig) -> Tensor:
-    """The norm of ``config`` over the last dimension."""
-    if config.norm == "layernorm":
-        return F.layer_norm(x, x.shape[-1:], gain, shift, config.norm_eps)
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.norm_eps) * gain
+def normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None = None, *, eps: float) -> Tensor:
+    """A LayerNorm where there is a shift, else an RMSNorm, of the last dimension; without a gain ``x``."""
+    if gain is None:
+        return x
+    return rms_norm(x, gain, eps) if shift is None else F.layer_norm(x, x.shape[-1:], gain, shift, eps)
 
 
-def blocks(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    mask: Tensor,
-    slots: Tensor,
-    visible: Sequence[tuple[Tensor, Tensor]],
-    layers: Sequence[PackedBlock],
-    *,
-    config: DecoderConfig,
-) -> Tensor:
-    """All blocks, by matrix products. Keys and values are written in place.
-
-    Args:
-        x: (B, T, H).
-        cos: (B, 1, T, d/2).
-        sin: (B, 1, T, d/2).
-        mask: (B, 1, T, S), 0 where a token may look, −inf elsewhere.
-        slots: (T,) slots of the cache that these tokens take.
-        visible: Per block, the slots that are read: keys and values, (S, B, K, d) each.
-        layers: The blocks' weights.
-        config: The decoder's.
-    """
-    for layer, caches in zip(layers, visible, strict=True):
-        normed = normalise(x, layer.attention_gain, layer.attention_shift, config)
-        mixed = _attention(normed, cos, sin, mask, slots, caches, layer, config)
-        x = x + _apply(mixed, layer.output, layer.output_bias)
-        normed = normalise(x, layer.mlp_gain, layer.mlp_shift, config)
-        gate, up = _apply(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)  # (B, T, F) each
-        x = x + _apply(F.silu(gate) * up, layer.down, layer.down_bias)
-    return x
-
-
-def _apply(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
-    """W x + b: (B, T, columns) → (B, T, rows)."""
-    y = dense_products(x.flatten(0, 1), matrix).view(*x.shape[:2], -1)
+def _linear(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
+    """W x + b: (..., columns) → (..., rows)."""
+    y = dense_products(x, matrix)
     return y if bias is None else y + bias
-
-
-def _attention(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    mask: Tensor,
-    slots: Tensor,
-    caches: tuple[Tensor, Tensor],
-    layer: PackedBlock,
-    config: DecoderConfig,
-) -> Tensor:
-    """softmax(q·kᵀ/√d + mask)·v, heads side by side: (B, T, N·d)."""
-    batch, new = x.shape[:2]
-    heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    qkv = _apply(x, layer.qkv, layer.qkv_bias).view(batch, new, heads + 2 * groups, width)
-    qkv = qkv.transpose(1, 2)  # (B, N + 2K, T, d)
-    query = rotate(qkv[:, :heads], cos, sin)  # (B, N, T, d)
-    key = rotate(qkv[:, heads : heads + groups], cos, sin)  # (B, K, T, d)
-    for cache, fresh in zip(caches, (key, qkv[:, heads + groups :]), strict=True):
-        cache.index_copy_(0, slots, fresh.permute(2, 0, 1, 3))
-    past_keys, past_values = (cache.permute(1, 2, 0, 3) for cache in caches)  # (B, K, S, d)
-    mixed: Tensor = F.scaled_dot_product_attention(
-        query, past_keys, past_values, attn_mask=mask, enable_gqa=True
-    )
-    return mixed.transpose(1, 2).flatten(2)

@@ -19,22 +19,22 @@ __all__ = [
     "keep_top_p",
     "penalise_repetition",
     "scale_by_temperature",
-    "tokens_seen",
+    "tokens_so_far",
 ]
 
 
-def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Make seen tokens less likely (penalty > 1): positive logits divided by it, negative multiplied.
+def penalise_repetition(logits: Tensor, past_tokens: Tensor, penalty: float) -> Tensor:
+    """Make past tokens less likely (penalty > 1): positive logits divided by it, negative multiplied.
 
     Args:
         logits: (B, V).
-        seen: (B, V), True at tokens that the row already contains.
+        past_tokens: (B, V), True at tokens that the row already contains.
         penalty: > 0; 1 changes nothing.
     """
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    return torch.where(past_tokens, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def tokens_seen(input_ids: Tensor, attention_mask: Tensor, vocab_size: int) -> Tensor:
+def tokens_so_far(input_ids: Tensor, attention_mask: Tensor, vocab_size: int) -> Tensor:
     """(B, V), True at every token of the row that is not padding; both arguments are (B, T)."""
     counts = torch.zeros(input_ids.shape[0], vocab_size, dtype=torch.int32, device=input_ids.device)  # (B, V)
     return counts.scatter_add_(1, input_ids, attention_mask.int()) > 0
@@ -104,15 +104,15 @@ class Sampling:
             )
 
     @property
-    def needs_seen(self) -> bool:
+    def needs_past_tokens(self) -> bool:
         """Whether :meth:`choose` wants to know the tokens so far."""
         return self.repetition_penalty != 1.0
 
-    def process(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+    def process(self, logits: Tensor, past_tokens: Tensor | None = None) -> Tensor:
         """The logits that are compared or sampled, float32: (B, V) → (B, V)."""
         logits = logits.float()
-        if seen is not None:
-            logits = penalise_repetition(logits, seen, self.repetition_penalty)
+        if past_tokens is not None:
+            logits = penalise_repetition(logits, past_tokens, self.repetition_penalty)
         if self.temperature == 0:
             return logits
         logits = scale_by_temperature(logits, self.temperature)
@@ -123,14 +123,14 @@ class Sampling:
         return logits
 
     def choose(
-        self, logits: Tensor, *, seen: Tensor | None = None, generator: torch.Generator | None = None
+        self, logits: Tensor, *, past_tokens: Tensor | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """The next token of each row: (B, V) → (B,).
 
         Args:
             logits: (B, V).
-            seen: (B, V), True at tokens so far; needed when ``needs_seen``.
+            past_tokens: (B, V), as of `tokens_so_far`; needed when ``needs_past_tokens``.
             generator: Source of randomness; torch's own when None.
         """
-        processed = self.process(logits, seen)
+        processed = self.process(logits, past_tokens)
         return greedy(processed) if self.temperature == 0 else draw(processed, generator)

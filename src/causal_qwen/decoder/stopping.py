@@ -96,14 +96,14 @@ class StopString:
 
 
 class _StopStringWatcher:
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
-        self.tail = ""  # the end of the text, one character too short to hold ``wanted``
+    def __init__(self, stop_string: str) -> None:
+        self.stop_string = stop_string
+        self.tail = ""  # the end of the text, one character too short to contain it
 
     def push(self, token: int, text: str) -> bool:
         window = self.tail + text
-        self.tail = window[len(window) - min(len(window), len(self.wanted) - 1) :]
-        return self.wanted in window
+        self.tail = window[len(window) - min(len(window), len(self.stop_string) - 1) :]
+        return self.stop_string in window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,12 +194,12 @@ class _RepetitionWatcher:
         self.needed = [max(condition.times * p, condition.min_tokens) - p for p in periods]
 
     def push(self, token: int, text: str) -> bool:
-        found = False
+        finished = False
         for period in range(1, min(len(self.tokens) + 1, len(self.runs))):
             self.runs[period] = self.runs[period] + 1 if self.tokens[-period] == token else 0
-            found = found or self.runs[period] >= self.needed[period]
+            finished = finished or self.runs[period] >= self.needed[period]
         self.tokens.append(token)
-        return found
+        return finished
 
 
 # Text and rows ----------------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ class TextStream:
     """Text that each token adds, from a function that only decodes whole lists.
 
     Tokens of byte-level vocabularies may hold parts of a character, and some decoders strip a leading space.
-    So the new tokens are decoded together with the last ones already told, what those gave alone is cut off,
-    and while the text ends in an unfinished character it is held back, for ``patience`` tokens at most. Each
+    So the new tokens are decoded together with the last ones already written, what those gave alone is cut
+    off, and while the text ends in an unfinished character it waits, for ``patience`` tokens at most. Each
     call decodes a few tokens.
 
     Args:
@@ -221,17 +221,17 @@ class TextStream:
     def __init__(self, decode: Decode, *, patience: int = 8) -> None:
         self.decode = decode
         self.patience = patience
-        self.told: list[int] = []  # the last tokens whose text was given out
-        self.held: list[int] = []  # tokens after them
+        self.written: list[int] = []  # the last tokens whose text was returned
+        self.pending: list[int] = []  # tokens after them
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes, which may be empty."""
-        self.held.append(token)
-        text = self.decode(self.told + self.held)
-        if text.endswith("\ufffd") and len(self.held) < self.patience:
+        self.pending.append(token)
+        text = self.decode(self.written + self.pending)
+        if text.endswith("\ufffd") and len(self.pending) < self.patience:
             return ""
-        known = len(self.decode(self.told)) if self.told else 0
-        self.told, self.held = self.held, []
+        known = len(self.decode(self.written)) if self.written else 0
+        self.written, self.pending = self.pending, []
         return text[known:]
 
 

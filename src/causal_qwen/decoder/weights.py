@@ -1,4 +1,4 @@
-"""Weights of Qwen2, Llama and CausalQwen checkpoints, without transformers.
+"""Weights of Qwen2, Qwen3, Llama and CausalQwen checkpoints, without transformers.
 
 Their tensors are called ``model.<name>`` and ``lm_head.weight``; the decoder's own names are the same without
 the prefix. A CausalQwen checkpoint holds its heads beside them; the plain decoder leaves those alone, so it
@@ -62,7 +62,7 @@ def load_directory(directory: str | Path, *, dtype: torch.dtype = torch.float32)
 
 
 def from_hf(model: PretrainedModel, *, dtype: torch.dtype | None = None) -> CausalLM:
-    """A decoder with copies of the weights of a Qwen2, Llama or CausalQwen model of transformers.
+    """A decoder with copies of the weights of a Qwen2, Qwen3, Llama or CausalQwen model of transformers.
 
     Args:
         model: The model, in memory.
@@ -118,7 +118,7 @@ def _build(
         if name == _HEAD and tensor.shape[1] != config.hidden_size and any(map(_is_causal, names)):
             raise ValueError(
                 f"{source}: the head reads {tensor.shape[1]} causes (causal_size) instead of the hidden size "
-                f"{config.hidden_size}: the plain decoder has no abduction, use CausalQwen2ForCausalLM"
+                f"{config.hidden_size}: the plain decoder has no abduction, use the causal model"
             )
         if tensor.shape != expected:
             raise ValueError(

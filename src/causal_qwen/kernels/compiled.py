@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Variants that one kernel may have before it is given up: dtypes × shapes × layouts.
+# Variants that one kernel may have before it is given up: dtypes × layouts.
 VARIANTS = 32
 
 
@@ -42,24 +42,12 @@ class CompiledKernel(Generic[P, R]):
     Args:
         fast: What is compiled, on the first call.
         plain: The same result without a compiler.
-        dynamic: Whether one variant serves all sizes; otherwise each shape of the inputs has its own.
-        options: More of the compiler's settings.
     """
 
-    def __init__(
-        self,
-        fast: Callable[P, R],
-        plain: Callable[P, R],
-        *,
-        dynamic: bool,
-        options: Mapping[str, bool | int | str] | None = None,
-    ) -> None:
+    def __init__(self, fast: Callable[P, R], plain: Callable[P, R]) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "compiled"))
         self.fast = fast
         self.plain = plain
-        self.dynamic = dynamic
-        # a·b + c in one instruction
-        self.options = {"cpp.enable_floating_point_contract_flag": "fast", **(options or {})}
         self.failed = False
         self._compiled: Callable[P, R] | None = None
         self._lock = threading.Lock()
@@ -87,11 +75,12 @@ class CompiledKernel(Generic[P, R]):
             if self._compiled is None:
                 self._compiled = torch.compile(  # type: ignore[call-overload]
                     self.fast,
-                    dynamic=self.dynamic,
+                    dynamic=True,  # one variant serves all sizes
                     fullgraph=True,
                     recompile_limit=VARIANTS,
                     isolate_recompiles=True,
-                    options=self.options,
+                    # a·b + c in one instruction
+                    options={"cpp.enable_floating_point_contract_flag": "fast"},
                 )
             return self._compiled
 

@@ -12,31 +12,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.compiled import CompiledKernel
 from causal_qwen.kernels.native import LARGEST_NATIVE, NativeScorer, native_matrix, runs_native
 from causal_qwen.kernels.products import Matrix
 
 __all__ = ["TokenScorer", "token_scores"]
 
-# Positions that one compiled pass over W carries; other counts are padded up to the next.
-PASS_SIZES = (1, 2, 4, 8)
-# A matrix of fewer elements is read in little time: not worth a compiler.
-SMALLEST_COMPILED = 1 << 24
-# Parts of W that one position reads side by side, in 16 and in 32 bits.
-PARTS = (2, 4)
 # One thread scores the chosen tokens: they must be few of all.
 FEW_OF = 16
-# Rows of W whose absolute values exist at one time, where |W| is needed as a matrix.
+# Rows of W whose absolute values exist at one time, where |W| is needed as a matrix: on a CPU they stay in
+# its cache, on an accelerator few launches serve all rows.
 BLOCK_ROWS = 1024
+ACCELERATOR_BLOCK_ROWS = 1 << 15
 
 
 class TokenScorer:
     """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0, of a W that
     stays.
 
-    Without gradients. Up to 48 positions take one pass over W in native code, up to 8 a compiled one on other
-    devices; more positions, or a machine without a compiler, go block by block. All agree with the dense
-    formula to rounding.
+    Without gradients. Up to 48 positions take one pass over W in native code; more positions, other devices
+    and machines without a compiler go block by block. Both agree with the dense formula to rounding.
 
     Args:
         weight: (V, D) W, any float dtype, or integers with their scales.
@@ -65,7 +59,7 @@ class TokenScorer:
             return None
         vectors = (self.bias, self.balance, self.threshold)
         bias, *others = (None if part is None else part.float().contiguous() for part in vectors)
-        self._native_bias = bias  # held for it
+        self._native_bias = bias  # it points there
         return NativeScorer(native_matrix(*self.matrix, bias), *others)
 
     def _few(self, loc_U: Tensor) -> NativeScorer | None:
@@ -121,11 +115,11 @@ class TokenScorer:
         """
         leading = loc_U.shape[:-1]
         if (native := self._few(loc_U)) is not None:
-            standing, best = native.z_scores(*_flat(loc_U, scale_U, loc_U0, scale_U0))
-            return (standing, best) if loc_U.ndim == 2 else (standing.view(*leading, -1), best.view(leading))
+            z_scores, best = native.z_scores(*_flat(loc_U, scale_U, loc_U0, scale_U0))
+            return (z_scores, best) if loc_U.ndim == 2 else (z_scores.view(*leading, -1), best.view(leading))
         loc_S, scale_S = self.scores(loc_U, scale_U, loc_U0, scale_U0)
-        standing = (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
-        return standing, standing.argmax(-1)
+        z_scores = (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
+        return z_scores, z_scores.argmax(-1)
 
     def reads_few(self, loc_U: Tensor, k: int) -> bool:
         """Whether `among` can score k tokens of (N, D) causes: natively, by their rows of W only."""
@@ -146,7 +140,7 @@ class TokenScorer:
             logits: (N, V) float32; ties with the k-th largest stay.
             k: At least 1.
             loc_U: (N, D).
-            scale_U: (N, D); None scores by W loc_U + b instead of the standing.
+            scale_U: (N, D); None scores by W loc_U + b instead of z-scores.
             loc_U0: (N,), or None for 0.
             scale_U0: (N,), or None for 0.
 
@@ -168,7 +162,7 @@ def token_scores(
     loc_U0: Tensor | None = None,
     scale_U0: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`TokenScorer.scores` of a W that is met once."""
+    """`TokenScorer.scores` of a W that is used once."""
     return TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
 
 
@@ -184,53 +178,18 @@ def _flat(
 
 
 def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """W loc_U and |W| scale_U, (N, V) each, for (N, D)."""
-    count = loc_U.shape[0]
+    """W loc_U and |W| scale_U, (N, V) each, for (N, D), block by block."""
     if torch.compiler.is_compiling():  # already inside somebody's graph, which fuses on its own
         weight = matrix.dense().to(loc_U.dtype)
         return F.linear(loc_U, weight), F.linear(scale_U, weight.abs())
-    few = 0 < count <= PASS_SIZES[-1] and loc_U.dtype == torch.float32
-    if not few or matrix.size < SMALLEST_COMPILED or matrix.scale is not None:
-        return _block_products(loc_U, scale_U, matrix)
-    padding = min(size for size in PASS_SIZES if size >= count) - count
-    # Copies, so that tensors made in inference mode do not compile a variant of their own.
-    with torch.inference_mode(False):
-        loc_U, scale_U = (F.pad(U, (0, 0, 0, padding)) if padding else U.clone() for U in (loc_U, scale_U))
-        loc_S, scale_S = _one_pass(loc_U, scale_U, matrix)
-    return loc_S[:count], scale_S[:count]
-
-
-def _block_products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """`_products` block by block, so that absolute values exist for one block of rows at a time."""
     vocab_size, width = matrix.weight.shape[0], matrix.columns
     loc_S, scale_S = loc_U.new_empty(2, loc_U.shape[0], vocab_size)
-    absolute = loc_U.new_empty(min(BLOCK_ROWS, vocab_size), width)
-    for first in range(0, vocab_size, BLOCK_ROWS):
-        block = slice(first, min(first + BLOCK_ROWS, vocab_size))
+    size = BLOCK_ROWS if loc_U.device.type == "cpu" else ACCELERATOR_BLOCK_ROWS
+    absolute = loc_U.new_empty(min(size, vocab_size), width)
+    for first in range(0, vocab_size, size):
+        block = slice(first, min(first + size, vocab_size))
         part = matrix.rows(block)
         rows = (part.weight if part.scale is None else part.dense()).to(loc_U.dtype)  # (v, D)
         torch.mm(loc_U, rows.T, out=loc_S[:, block])
         torch.mm(scale_U, torch.abs(rows, out=absolute[: block.stop - first]).T, out=scale_S[:, block])
     return loc_S, scale_S
-
-
-def _pass_over_rows(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """`_products` of floats as row sums, written out for every position: one loop over W carries them all.
-
-    The loop reads several parts of W side by side: one row after the other does not keep the memory busy.
-    """
-    weight, count = matrix.weight, loc_U.shape[0]
-    vocab_size = weight.shape[0]
-    parts = max(PARTS[weight.itemsize == 4] // count, 1)
-    size = -(-vocab_size // parts)
-    loc_parts, scale_parts = [], []
-    for first in range(0, vocab_size, size):
-        start = min(first, vocab_size - size)  # parts of one length share the loop, so the last may overlap
-        rows = weight[start : start + size].to(torch.float32)  # (v, D): never stored, but part of the loop
-        absolute, own = rows.abs(), slice(first - start, None)
-        loc_parts.append(torch.stack([(rows * vector).sum(-1)[own] for vector in loc_U]))
-        scale_parts.append(torch.stack([(absolute * vector).sum(-1)[own] for vector in scale_U]))
-    return torch.cat(loc_parts, -1), torch.cat(scale_parts, -1)
-
-
-_one_pass = CompiledKernel(_pass_over_rows, _block_products, dynamic=False)

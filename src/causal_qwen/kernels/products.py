@@ -17,15 +17,13 @@ from torch.nn import functional as F
 from causal_qwen.kernels.native import (
     GROUP,
     LARGEST_NATIVE,
-    NativeMatrix,
-    native_best,
+    NativeLinear,
     native_dense,
     native_matrix,
-    native_product,
     runs_native,
 )
 
-__all__ = ["Linear", "Matrix", "dense_products", "products"]
+__all__ = ["Linear", "Matrix", "dense_products"]
 
 # Rows of W that exist widened at one time, where a product needs them so.
 BLOCK_ROWS = 8192
@@ -60,11 +58,6 @@ class Matrix(NamedTuple):
         """D."""
         return self.weight.shape[1] if self.scale is None else self.scale.shape[1] * GROUP
 
-    @property
-    def size(self) -> int:
-        """V · D."""
-        return self.weight.shape[0] * self.columns
-
     def rows(self, chosen: Tensor | slice) -> Matrix:
         """Some rows; views where they are a slice."""
         scale = None if self.scale is None else self.scale[chosen]
@@ -87,7 +80,7 @@ class Matrix(NamedTuple):
 
 
 def dense_products(x: Tensor, matrix: Matrix) -> Tensor:
-    """W x by matrix products, for any N and without a compiler."""
+    """W x by matrix products, (..., D) → (..., V), for any number of vectors and without a compiler."""
     vocab = matrix.weight.shape[0]
     if matrix.scale is None and matrix.weight.dtype == x.dtype:
         return F.linear(x, matrix.weight)
@@ -109,13 +102,13 @@ class Linear:
         self.bias = None if bias is None else bias.detach()
 
     @functools.cached_property
-    def _native(self) -> NativeMatrix | None:
+    def _native(self) -> NativeLinear | None:
         if not runs_native(self.matrix.weight, self.matrix.scale):
             return None
-        self._native_bias = None if self.bias is None else self.bias.float().contiguous()  # held for it
-        return native_matrix(*self.matrix, self._native_bias)
+        self._native_bias = None if self.bias is None else self.bias.float().contiguous()  # it points there
+        return NativeLinear(native_matrix(*self.matrix, self._native_bias))
 
-    def _few(self, x: Tensor) -> NativeMatrix | None:
+    def _few(self, x: Tensor) -> NativeLinear | None:
         """W for native code, where it takes these vectors."""
         few = 0 < x.shape[0] <= LARGEST_NATIVE and x.dtype == torch.float32
         return self._native if few and not torch.compiler.is_compiling() else None
@@ -123,7 +116,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D), float32 or float64 → (N, V) in its dtype, by whichever form is fast here."""
         if (native := self._few(x)) is not None:
-            return native_product(x, native)
+            return native(x)
         with torch.no_grad():
             y = dense_products(x, self.matrix)
             return y if self.bias is None else y.add_(self.bias)
@@ -131,11 +124,6 @@ class Linear:
     def best(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """W x + b and its argmax, (N, V) and (N,)."""
         if (native := self._few(x)) is not None:
-            return native_best(x, native)
+            return native.best(x)
         y = self(x)
         return y, y.argmax(-1)
-
-
-def products(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
-    """`Linear` of a matrix that is met once."""
-    return Linear(matrix, bias)(x)

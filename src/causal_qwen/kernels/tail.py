@@ -121,4 +121,4 @@ def _fast_minus_log(share: Tensor, is_smaller: Tensor) -> Tensor:
     return torch.where(is_smaller, -0.6931471805599453 * exponent - twice_artanh, twice_artanh)
 
 
-_tail = CompiledKernel(_fast_tail, _plain_tail, dynamic=True)
+_tail = CompiledKernel(_fast_tail, _plain_tail)

@@ -8,7 +8,9 @@
 #include "matrices.h"
 
 struct Block {
-  const float *attention_gain, *attention_shift, *mlp_gain, *mlp_shift;  // a shift is a LayerNorm's, or null
+  const float *attention_gain, *attention_shift;  // a shift is a LayerNorm's; an RMSNorm has none
+  const float *query_gain, *key_gain;             // (d) of the heads' RMSNorm, or null
+  const float *mlp_gain, *mlp_shift;
   Matrix qkv, output, gate_up, down;
 };
 
@@ -16,7 +18,7 @@ struct Decoder {
   const Block* blocks;
   const float *gain, *shift;  // of the final norm
   const float* frequencies;   // (d/2), radians per position
-  int64_t layers, hidden, heads, groups, width, inner, layernorm;
+  int64_t layers, hidden, heads, groups, width, inner;
   double eps;
 };
 
@@ -38,23 +40,23 @@ inline Floats exponential(Floats x) {
   return x < -87.0f ? Floats{} : p * (Floats)((n + 127) << 23);
 }
 
-void normalise(const Decoder& decoder, const float* x, const float* gain, const float* shift, int64_t batch,
+// The norm of each of `count` vectors: LayerNorm where there is a shift, else RMSNorm.
+void normalise(const float* x, const float* gain, const float* shift, float eps, int64_t size, int64_t count,
                float* y) {
-  const int64_t hidden = decoder.hidden;
-  for (int64_t b = 0; b < batch; ++b, x += hidden, y += hidden) {
+  for (int64_t n = 0; n < count; ++n, x += size, y += size) {
     float mean = 0.0f, square = 0.0f;
-    if (decoder.layernorm) {
+    if (shift) {
 #pragma omp simd reduction(+ : mean)
-      for (int64_t i = 0; i < hidden; ++i) mean += x[i];
-      mean /= hidden;
+      for (int64_t i = 0; i < size; ++i) mean += x[i];
+      mean /= size;
     }
 #pragma omp simd reduction(+ : square)
-    for (int64_t i = 0; i < hidden; ++i) square += (x[i] - mean) * (x[i] - mean);
-    const float factor = 1.0f / std::sqrt(square / hidden + float(decoder.eps));
+    for (int64_t i = 0; i < size; ++i) square += (x[i] - mean) * (x[i] - mean);
+    const float factor = 1.0f / std::sqrt(square / size + eps);
 #pragma omp simd
-    for (int64_t i = 0; i < hidden; ++i) y[i] = (x[i] - mean) * factor * gain[i];
+    for (int64_t i = 0; i < size; ++i) y[i] = (x[i] - mean) * factor * gain[i];
     if (shift)
-      for (int64_t i = 0; i < hidden; ++i) y[i] += shift[i];
+      for (int64_t i = 0; i < size; ++i) y[i] += shift[i];
   }
 }
 
@@ -82,16 +84,21 @@ void rotate(float* head, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-// Rotate queries in place, and put new keys and values at their slot.
+// Normalise and rotate queries and keys in place, and put new keys and values at their slot.
 void place(const Decoder& decoder, const Step& step, const Angles& angles, int64_t layer, float* qkv,
            Range share) {
   const int64_t heads = decoder.heads, groups = decoder.groups, width = decoder.width;
   const int64_t all = heads + 2 * groups;
+  const Block& block = decoder.blocks[layer];
   for (int64_t task = share.first; task < share.last; ++task) {
     const int64_t b = task / all, head = task % all;
     float* own = qkv + task * width;
     const int64_t angle = b * width / 2;
-    if (head < heads + groups) rotate(own, &angles.cos[angle], &angles.sin[angle], width / 2);
+    if (head < heads + groups) {
+      const float* gain = head < heads ? block.query_gain : block.key_gain;
+      if (gain) normalise(own, gain, nullptr, float(decoder.eps), width, 1, own);
+      rotate(own, &angles.cos[angle], &angles.sin[angle], width / 2);
+    }
     if (head < heads) continue;
     float* cache = head < heads + groups ? step.keys[layer] : step.values[layer];
     const int64_t group = (head - heads) % groups;
@@ -175,13 +182,14 @@ struct Shared {
 void run_blocks(const Decoder& decoder, const Step& step, Shared& shared, int64_t thread, int64_t threads) {
   const int64_t batch = step.batch, hidden = decoder.hidden, inner = decoder.inner;
   std::vector<float> normed(batch * hidden), scores(step.slots + kLanes);
+  const float eps = float(decoder.eps);
   const Angles angles(decoder, step);
   Vectors vectors;
   const auto mine = [&](int64_t size) { return Range::share(size, thread, threads); };
   const Range gate = mine(inner), up(gate.first + inner, gate.last + inner);
   for (int64_t layer = 0; layer < decoder.layers; ++layer) {
     const Block& block = decoder.blocks[layer];
-    normalise(decoder, step.x, block.attention_gain, block.attention_shift, batch, normed.data());
+    normalise(step.x, block.attention_gain, block.attention_shift, eps, hidden, batch, normed.data());
     vectors.prepare(block.qkv, normed.data(), batch);
     const int64_t rows = block.qkv.rows;
     multiply<false>(block.qkv, mine(rows), vectors, batch, shared.qkv.data(), rows);
@@ -194,7 +202,7 @@ void run_blocks(const Decoder& decoder, const Step& step, Shared& shared, int64_
     vectors.prepare(block.output, shared.mixed.data(), batch);
     multiply<true>(block.output, mine(hidden), vectors, batch, step.x, hidden);
 #pragma omp barrier
-    normalise(decoder, step.x, block.mlp_gain, block.mlp_shift, batch, normed.data());
+    normalise(step.x, block.mlp_gain, block.mlp_shift, eps, hidden, batch, normed.data());
     vectors.prepare(block.gate_up, normed.data(), batch);
     for (const Range& part : {gate, up})
       multiply<false>(block.gate_up, part, vectors, batch, shared.both.data(), 2 * inner);
@@ -204,5 +212,5 @@ void run_blocks(const Decoder& decoder, const Step& step, Shared& shared, int64_
     multiply<true>(block.down, mine(hidden), vectors, batch, step.x, hidden);
 #pragma omp barrier
   }
-  if (thread == 0) normalise(decoder, step.x, decoder.gain, decoder.shift, batch, step.x);
+  if (thread == 0) normalise(step.x, decoder.gain, decoder.shift, eps, hidden, batch, step.x);
 }

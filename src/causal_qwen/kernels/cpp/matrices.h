@@ -1,7 +1,7 @@
 // W x for a few vectors from one read of W.
 //
 // A product of a few vectors is bound by reading W, so the code is a loop over its rows: each is widened on
-// the way and meets all vectors while it is in the cache.
+// the way and multiplied by all vectors while it is in the cache.
 
 #pragma once
 
@@ -16,7 +16,7 @@ struct Matrix {
   int64_t rows, columns, kind;
 };
 
-enum Kind : int64_t { kFloat32, kBfloat16, kBytes, kNibbles };
+enum Kind : int64_t { kFloat32, kBfloat16, kFloat16, kBytes, kNibbles };
 
 constexpr int kParts = 4;  // vectors of eight floats that are read at a time
 constexpr int64_t kGroup = kLanes * kParts;
@@ -47,6 +47,17 @@ struct Bfloat16Row {
   float one(int64_t i) const {
     const uint32_t bits = uint32_t(row[i]) << 16;
     return load<float>(&bits);
+  }
+};
+
+struct Float16Row {
+  const uint16_t* row;
+  Float16Row(const Matrix& m, int64_t r) : row(static_cast<const uint16_t*>(m.weight) + r * m.columns) {}
+  void prefetch(int64_t i) const { __builtin_prefetch(row + i, 0, 2); }
+  Floats at(int64_t i, int part) const { return widen_halves(row + i + part * kLanes); }
+  float one(int64_t i) const {
+    const uint16_t halves[kLanes] = {row[i]};
+    return widen_halves(halves)[0];
   }
 };
 
@@ -103,7 +114,7 @@ void widen(const Matrix& m, Range rows, float* y) {
   }
 }
 
-// What the rows of a matrix meet: vectors (B, columns) in the order and the form that its kind asks for.
+// What the rows of a matrix are multiplied by: vectors (B, columns) in the order and the form of its kind.
 struct Vectors {
   const float* x;
   std::vector<float> sorted;        // for bfloat16: even columns first
@@ -157,17 +168,17 @@ struct Vectors {
 
 // Products ---------------------------------------------------------------------------------------------------
 
-// Vectors that meet a row in one visit: their sums stay in registers.
+// Vectors that multiply a row in one visit: their sums stay in registers.
 constexpr int64_t kVectors = 4, kPairs = 2;
 
-// Which vectors meet the rows: `count` from the first one on. The last visit to some rows fetches those that
+// Which vectors multiply the rows: `count` from the first one on. The last visit to some rows fetches those that
 // come `ahead`, because the memory would rest meanwhile.
 struct Visit {
   int64_t first, count, ahead;
 };
 
-// call(rows, visit) until all vectors have met all rows: all rows at one time, or few enough that the next
-// vectors of a large batch find them in the cache.
+// call(rows, visit) until all vectors have multiplied all rows: all rows at one time, or few enough that they
+// are still in the cache for the next vectors of a large batch.
 template <typename Call>
 inline void visits(Range rows, int64_t batch, int64_t most, Call call) {
   const int64_t block = batch > most ? 16 : std::max<int64_t>(rows.last - rows.first, 1);
@@ -207,9 +218,10 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
       for (int k = 0; k < R; ++k) Row(m, r[k] + visit.ahead).prefetch(i);
     for (int part = 0; part < kParts; ++part) {
       Floats own[C];
-      for (int c = 0; c < C; ++c) own[c] = held<(R > 1)>(load<Floats>(x + c * columns + i + part * kLanes));
+      for (int c = 0; c < C; ++c)
+        own[c] = in_register<(R > 1)>(load<Floats>(x + c * columns + i + part * kLanes));
       for (int k = 0; k < R; ++k) {
-        const Floats w = held<(C > 1)>(Row(m, r[k]).at(i, part));
+        const Floats w = in_register<(C > 1)>(Row(m, r[k]).at(i, part));
         for (int c = 0; c < C; ++c) total[k][c][part % kSums] += w * own[c];
       }
     }
@@ -220,7 +232,7 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
       for (int c = 0; c < C; ++c) sums[k][c] += Row(m, r[k]).one(i) * x[c * columns + i];
 }
 
-// The same for integers: whole numbers within a group, then its two scales; a shift meets the sums of x.
+// The same for integers: whole numbers within a group, then its two scales; a shift multiplies the sums of x.
 template <int R, int C, int bits>
 inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit,
                          float (&sums)[R][C]) {
@@ -229,7 +241,7 @@ inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& 
   const float* x_scale = vectors.scales.data() + visit.first * groups;
   const int16_t* x = vectors.levels.data() + visit.first * m.columns;
   Floats total[R][C][kSums] = {};
-  const auto meet = [&](int64_t g, int part, int half) {
+  const auto add_group = [&](int64_t g, int part, int half) {
     for (int k = 0; k < R; ++k) {
       Shorts even, odd;
       Levels<bits>(m, r[k]).lanes(g, half, even, odd);
@@ -244,8 +256,8 @@ inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& 
   };
   int64_t g = 0;
   for (; g + kSums <= groups; g += kSums)
-    for (int part = 0; part < kSums; ++part) meet(g + part, part, part % 2);
-  for (; g < groups; ++g) meet(g, 0, g % 2);
+    for (int part = 0; part < kSums; ++part) add_group(g + part, part, part % 2);
+  for (; g < groups; ++g) add_group(g, 0, g % 2);
   add_up(total, sums);
   if (!m.shift) return;
   for (int k = 0; k < R; ++k)
@@ -267,8 +279,8 @@ inline void row_sums(IntegerRow<4>*, const Matrix& m, const int64_t (&r)[R], con
 
 // y[c · stride + row] (+)= W x + b for R rows and C vectors.
 template <int R, int C, bool add, typename Row>
-inline void meet(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit, float* y,
-                 int64_t stride) {
+inline void multiply_rows(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit,
+                          float* y, int64_t stride) {
   float sums[R][C];
   row_sums<R, C>(static_cast<Row*>(nullptr), m, r, vectors, visit, sums);
   CAUSAL_UNROLL
@@ -293,36 +305,41 @@ inline void from_places(Range rows, Many many, One one) {
 }
 
 template <int C, bool add, typename Row>
-void meet_all(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y, int64_t stride) {
+void multiply_range(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y,
+                    int64_t stride) {
   constexpr int R = C <= 2 ? 4 : 2;
   from_places<R>(
-      rows, [&](const int64_t (&r)[R]) { meet<R, C, add, Row>(m, r, vectors, visit, y, stride); },
-      [&](int64_t row) { meet<1, C, add, Row>(m, {row}, vectors, visit, y, stride); });
+      rows,
+      [&](const int64_t (&r)[R]) { multiply_rows<R, C, add, Row>(m, r, vectors, visit, y, stride); },
+      [&](int64_t row) { multiply_rows<1, C, add, Row>(m, {row}, vectors, visit, y, stride); });
 }
 
 template <bool add, typename Row>
-void meet_all(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y, int64_t stride) {
+void multiply_range(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y,
+                    int64_t stride) {
   switch (visit.count) {
-    case 1: return meet_all<1, add, Row>(m, rows, vectors, visit, y, stride);
-    case 2: return meet_all<2, add, Row>(m, rows, vectors, visit, y, stride);
-    case 3: return meet_all<3, add, Row>(m, rows, vectors, visit, y, stride);
-    default: return meet_all<4, add, Row>(m, rows, vectors, visit, y, stride);
+    case 1: return multiply_range<1, add, Row>(m, rows, vectors, visit, y, stride);
+    case 2: return multiply_range<2, add, Row>(m, rows, vectors, visit, y, stride);
+    case 3: return multiply_range<3, add, Row>(m, rows, vectors, visit, y, stride);
+    default: return multiply_range<4, add, Row>(m, rows, vectors, visit, y, stride);
   }
 }
 
 // y (+)= W x + b of some rows for the vectors of a visit.
 template <bool add>
-void act(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y, int64_t stride) {
+void multiply_visit(const Matrix& m, Range rows, const Vectors& vectors, Visit visit, float* y,
+                    int64_t stride) {
   switch (m.kind) {
-    case kFloat32: return meet_all<add, Float32Row>(m, rows, vectors, visit, y, stride);
-    case kBfloat16: return meet_all<add, Bfloat16Row>(m, rows, vectors, visit, y, stride);
-    case kBytes: return meet_all<add, IntegerRow<8>>(m, rows, vectors, visit, y, stride);
-    default: return meet_all<add, IntegerRow<4>>(m, rows, vectors, visit, y, stride);
+    case kFloat32: return multiply_range<add, Float32Row>(m, rows, vectors, visit, y, stride);
+    case kBfloat16: return multiply_range<add, Bfloat16Row>(m, rows, vectors, visit, y, stride);
+    case kFloat16: return multiply_range<add, Float16Row>(m, rows, vectors, visit, y, stride);
+    case kBytes: return multiply_range<add, IntegerRow<8>>(m, rows, vectors, visit, y, stride);
+    default: return multiply_range<add, IntegerRow<4>>(m, rows, vectors, visit, y, stride);
   }
 }
 
 template <bool add>
 void multiply(const Matrix& m, Range rows, const Vectors& vectors, int64_t batch, float* y, int64_t stride) {
   visits(rows, batch, kVectors,
-         [&](Range some, Visit visit) { act<add>(m, some, vectors, visit, y, stride); });
+         [&](Range some, Visit visit) { multiply_visit<add>(m, some, vectors, visit, y, stride); });
 }

@@ -1,7 +1,8 @@
-// The functions that native.py calls: products, causes, token scores and decoding steps, on all threads.
+// The functions of interface.py: products, causes, token scores and decoding steps, on all threads.
 //
 // Structures are filled field by field from Python; nothing here knows tensors or tokens.
 
+#include <iterator>
 #include <numeric>
 
 #include "blocks.h"
@@ -12,7 +13,7 @@
 
 namespace {
 
-// The vectors that W meets, and the means of scale_U, which balance meets.
+// The vectors that multiply W, and the means of scale_U, which multiply balance.
 struct Causes {
   Vectors locs, scales;
   std::vector<float> means;
@@ -28,6 +29,13 @@ struct Causes {
 }  // namespace
 
 extern "C" {
+
+// The bytes of each structure, which Python's must take too; 0 beyond the last.
+void structure_sizes(int64_t* sizes, int64_t count) {
+  const int64_t own[] = {sizeof(Matrix), sizeof(Scores), sizeof(Abduction), sizeof(Block), sizeof(Decoder),
+                         sizeof(Step)};
+  for (int64_t i = 0; i < count; ++i) sizes[i] = i < int64_t(std::size(own)) ? own[i] : 0;
+}
 
 // All blocks and the final norm for one new token per row.
 void decoder_step(const Decoder* decoder, const Step* step) {
@@ -79,7 +87,7 @@ void token_scores(const Matrix* matrix, const float* loc, const float* scale, co
     });
   });
   for (int64_t b = 0; scores->best && b < batch; ++b)
-    scores->best[b] = argmax(scores->standing + b * m.rows, m.rows);
+    scores->best[b] = argmax(scores->z_scores + b * m.rows, m.rows);
 }
 
 // The same only where logits (batch, rows) are among their k largest; without `scale`, W u + b for u = `loc`.

@@ -8,9 +8,9 @@
 #include "selection.h"
 
 // loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean + scale_U0, (B, rows) each, or only
-// standing = (loc_S − threshold) / scale_S and its argmax `best` (B) where there is room for them.
+// z_scores = (loc_S − threshold) / scale_S and their argmax `best` (B) where there is room for them.
 struct Scores {
-  float *loc_S, *scale_S, *standing;
+  float *loc_S, *scale_S, *z_scores;
   int64_t* best;
   const float *balance, *threshold;  // (rows), or null
   const float *loc_U0, *scale_U0;    // (B), or null
@@ -33,11 +33,11 @@ inline void pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& loc
     for (int part = 0; part < kParts; ++part) {
       Floats loc_x[C], scale_x[C];
       for (int c = 0; c < C; ++c) {
-        loc_x[c] = held<(R > 1)>(load<Floats>(loc + c * columns + i + part * kLanes));
-        scale_x[c] = held<(R > 1)>(load<Floats>(scale + c * columns + i + part * kLanes));
+        loc_x[c] = in_register<(R > 1)>(load<Floats>(loc + c * columns + i + part * kLanes));
+        scale_x[c] = in_register<(R > 1)>(load<Floats>(scale + c * columns + i + part * kLanes));
       }
       for (int k = 0; k < R; ++k) {
-        const Floats w = held<true>(Row(m, r[k]).at(i, part)), size = absolute(w);
+        const Floats w = in_register<true>(Row(m, r[k]).at(i, part)), size = absolute(w);
         for (int c = 0; c < C; ++c) {
           loc_sums[k][c][part % kSums] += w * loc_x[c];
           scale_sums[k][c][part % kSums] += size * scale_x[c];
@@ -84,7 +84,7 @@ inline void byte_pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors
 
 // The scores of R rows and C pairs of vectors.
 template <int R, int C, typename Row>
-inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
+inline void score_rows(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
                        Visit visit, const float* means, const Scores& scores) {
   float loc_S[R][C], scale_S[R][C];
   if constexpr (std::is_same_v<Row, PlainBytes>)
@@ -101,55 +101,56 @@ inline void meet_pairs(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
       const float scale_U0 = scores.scale_U0 ? scores.scale_U0[b] : 0.0f;
       const float loc = loc_S[k][c] + (m.bias ? m.bias[row] : 0.0f) + loc_U0;
       const float scale = scale_S[k][c] + balance + scale_U0;
-      if (scores.standing)
-        scores.standing[at] = (loc - (scores.threshold ? scores.threshold[row] : 0.0f)) / scale;
+      if (scores.z_scores)
+        scores.z_scores[at] = (loc - (scores.threshold ? scores.threshold[row] : 0.0f)) / scale;
       else
         scores.loc_S[at] = loc, scores.scale_S[at] = scale;
     }
 }
 
 template <int C, typename Row>
-void meet_all_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
-                    const float* means, const Scores& scores) {
+void score_range(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
+                 const float* means, const Scores& scores) {
   constexpr int R = C == 1 ? 4 : 2;
   from_places<R>(
-      rows, [&](const int64_t (&r)[R]) { meet_pairs<R, C, Row>(m, r, locs, scales, visit, means, scores); },
-      [&](int64_t row) { meet_pairs<1, C, Row>(m, {row}, locs, scales, visit, means, scores); });
+      rows, [&](const int64_t (&r)[R]) { score_rows<R, C, Row>(m, r, locs, scales, visit, means, scores); },
+      [&](int64_t row) { score_rows<1, C, Row>(m, {row}, locs, scales, visit, means, scores); });
 }
 
 template <typename Row>
-void meet_all_pairs(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
-                    const float* means, const Scores& scores) {
-  if (visit.count == 1) return meet_all_pairs<1, Row>(m, rows, locs, scales, visit, means, scores);
-  meet_all_pairs<2, Row>(m, rows, locs, scales, visit, means, scores);
+void score_range(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
+                 const float* means, const Scores& scores) {
+  if (visit.count == 1) return score_range<1, Row>(m, rows, locs, scales, visit, means, scores);
+  score_range<2, Row>(m, rows, locs, scales, visit, means, scores);
 }
 
 // The scores of some rows for the one or two pairs of a visit.
 inline void score(const Matrix& m, Range rows, const Vectors& locs, const Vectors& scales, Visit visit,
                   const float* means, const Scores& scores) {
   switch (m.kind) {
-    case kFloat32: return meet_all_pairs<Float32Row>(m, rows, locs, scales, visit, means, scores);
-    case kBfloat16: return meet_all_pairs<Bfloat16Row>(m, rows, locs, scales, visit, means, scores);
+    case kFloat32: return score_range<Float32Row>(m, rows, locs, scales, visit, means, scores);
+    case kBfloat16: return score_range<Bfloat16Row>(m, rows, locs, scales, visit, means, scores);
+    case kFloat16: return score_range<Float16Row>(m, rows, locs, scales, visit, means, scores);
     case kBytes:
-      if (!m.shift) return meet_all_pairs<PlainBytes>(m, rows, locs, scales, visit, means, scores);
-      return meet_all_pairs<IntegerRow<8>>(m, rows, locs, scales, visit, means, scores);
-    default: return meet_all_pairs<IntegerRow<4>>(m, rows, locs, scales, visit, means, scores);
+      if (!m.shift) return score_range<PlainBytes>(m, rows, locs, scales, visit, means, scores);
+      return score_range<IntegerRow<8>>(m, rows, locs, scales, visit, means, scores);
+    default: return score_range<IntegerRow<4>>(m, rows, locs, scales, visit, means, scores);
   }
 }
 
-// Scores of row b of the batch where its logit is among the k largest, −∞ elsewhere: their standing, or W u + b
+// Scores of row b of the batch where its logit is among the k largest, −∞ elsewhere: z-scores, or W u + b
 // where there are no scales. Few rows of W are read for them.
 inline void score_among(const Matrix& m, const float* logits, int64_t k, const Vectors& locs,
                         const Vectors* scales, int64_t b, const float* means, const Scores& scores) {
   const float least = kth_largest(logits, m.rows, k);
   const Visit visit{b, 1, 0};
-  float* own = scores.standing + b * m.rows;
+  float* own = scores.z_scores + b * m.rows;
   std::fill(own, own + m.rows, -INFINITY);
   for (int64_t row = 0; row < m.rows; ++row) {
     if (logits[row] < least) continue;
     const Range one(row, row + 1);
     scales ? score(m, one, locs, *scales, visit, means, scores)
-           : act<false>(m, one, locs, visit, scores.standing, m.rows);
+           : multiply_visit<false>(m, one, locs, visit, scores.z_scores, m.rows);
   }
   scores.best[b] = argmax(own, m.rows);
 }
