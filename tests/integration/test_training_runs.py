@@ -8,8 +8,8 @@ import torch
 from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
 from causal_qwen.training import train
 from causal_qwen.training.checkpoints import clear_debris, last_checkpoint
-from causal_qwen.training.monitoring import read_records
 from causal_qwen.training.preparation import load_model
+from causal_qwen.training.records import read_records
 from causal_qwen.training.trainer import FAST, TrainingDiverged, hold_constants, parameter_groups
 from training_runs import assert_same_weights, converted, recipe
 
