@@ -485,7 +485,7 @@ def test_a_row_of_zeros_does_not_poison_the_gradients(ids, impl):
 
 
 def test_the_configuration_reaches_the_sampled_loss(ids):
-    """With as many draws as tokens nothing is left to chance; the proposal asks for its counts."""
+    """With as many draws as tokens nothing is left to chance."""
     model = tiny_causal(loss_impl="sampled", num_negatives=TINY["vocab_size"], num_token_id=5)
     sampled = model(input_ids=ids, labels=ids, numeric_values=torch.zeros(ids.shape)).cls_loss
     model.config.loss_impl = "fused"
@@ -495,8 +495,3 @@ def test_the_configuration_reaches_the_sampled_loss(ids):
     model.config.loss_impl, model.config.num_negatives = "sampled", 4
     few = model(input_ids=ids, labels=ids, numeric_values=torch.zeros(ids.shape)).cls_loss
     assert few != exact
-    model.config.sampled_proposal = "unigram"
-    with pytest.raises(ValueError, match="token_counts"):
-        model(input_ids=ids, labels=ids, numeric_values=torch.zeros(ids.shape))
-    model.token_counts = torch.bincount(ids.flatten(), minlength=TINY["vocab_size"])
-    assert torch.isfinite(model(input_ids=ids, labels=ids, numeric_values=torch.zeros(ids.shape)).cls_loss)

@@ -17,7 +17,6 @@ CHOICES = {
     "value_space": ("log", "linear"),
     "inference_mode": ("standard", "causal", "compatible"),
     "loss_impl": ("fused", "sampled", "reference"),
-    "sampled_proposal": ("uniform", "unigram"),
 }
 # field: (smallest, largest), bounds included
 RANGES = {
@@ -65,7 +64,6 @@ class CausalQwen2Config(Qwen2Config):
         loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference"
             (dense).
         num_negatives: Negatives drawn by the sampled loss.
-        sampled_proposal: Law of those draws, "uniform" or "unigram".
         inference_mode: "standard", "causal" or "compatible".
         noise_gain: κ, set by calibration.
         density_floor: Truncation of sampled causes, relative to the peak density.
@@ -100,7 +98,6 @@ class CausalQwen2Config(Qwen2Config):
     softmax_loss_weight: float | int = 0.0
     loss_impl: str = "fused"
     num_negatives: int = 4096
-    sampled_proposal: str = "uniform"
     inference_mode: str = "standard"
     noise_gain: float | int = 1.0
     density_floor: float | int = 0.01

@@ -124,8 +124,6 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
 
     def __init__(self, config: CausalQwen2Config):
         super().__init__(config)
-        # (V,) occurrences in the training text, which whoever trains with the "unigram" proposal sets.
-        self.token_counts: Tensor | None = None
         if config.causal_size != config.hidden_size:
             self.lm_head = nn.Linear(config.causal_size, config.vocab_size, bias=False)
         self.numeric_embedding = NumericEmbedding(
@@ -368,8 +366,6 @@ class CausalQwen2ForCausalLM(Qwen2ForCausalLM):
             num_items=num_items,
             impl=config.loss_impl,
             num_negatives=config.num_negatives,
-            proposal=config.sampled_proposal,
-            token_counts=self.token_counts,
             num_token_id=config.num_token_id,
         )
 
