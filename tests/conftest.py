@@ -9,7 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor
+from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor, convert
+from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
 
 TINY = {
@@ -26,6 +27,7 @@ TINY = {
     "eos_token_id": 257,
     "pad_token_id": 257,
 }
+TEXT = bundled_text("heldout")
 
 
 def tiny_tokenizer():
@@ -58,6 +60,11 @@ def tiny_base(architecture="qwen2", **overrides):
     return model
 
 
+def tiny_source(rows=300, **overrides):
+    """A base for `convert`."""
+    return Base("tiny", tiny_base(vocab_size=rows, **overrides), tiny_tokenizer())
+
+
 def tiny_causal(**overrides):
     """A causal model with nothing left at zero, so that every path carries signal."""
     torch.manual_seed(1)
@@ -80,6 +87,17 @@ def base_directory(tmp_path_factory):
     tiny_base(tie_word_embeddings=True).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def base():
+    return tiny_source(tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def conversion(base):
+    """The base converted and calibrated; not to be changed."""
+    return convert(base, calibration_text=TEXT)
 
 
 @pytest.fixture

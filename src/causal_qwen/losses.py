@@ -13,7 +13,7 @@ from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.heads import token_scores
-from causal_qwen.kernels.negatives import Proposal, draw_candidates, proposal_weights
+from causal_qwen.kernels.negatives import draw_candidates
 from causal_qwen.kernels.ovr import Scores, ovr_sum
 
 __all__ = ["IGNORE_INDEX", "OvrImpl", "number_gate", "number_loss", "ovr_loss", "ovr_terms"]
@@ -50,8 +50,6 @@ def ovr_loss(
     impl: OvrImpl = "reference",
     block_size: int | None = None,
     num_negatives: int = 4096,
-    proposal: Proposal = "uniform",
-    token_counts: Tensor | None = None,
     num_token_id: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -74,8 +72,6 @@ def ovr_loss(
             the batch, <NUM> and ``num_negatives`` drawn tokens.
         block_size: Rows of W per block of the walk; None chooses from the sizes.
         num_negatives: m, how many tokens "sampled" draws.
-        proposal: How it draws them: "uniform", or "unigram" by ``token_counts``.
-        token_counts: (V,) occurrences in training text, for "unigram".
         num_token_id: <NUM>, which "sampled" always includes; None if there is none.
         generator: Source of the draw; None is torch's default.
 
@@ -117,8 +113,7 @@ def ovr_loss(
         if impl == "sampled":
             numbers = labels.new_tensor([] if num_token_id is None else [num_token_id])
             certain = torch.unique(torch.cat([labels, numbers]))  # sorted
-            weights = proposal_weights(proposal, vocab_size, token_counts=token_counts, device=labels.device)
-            tokens, importance = draw_candidates(certain, weights, num_negatives, generator=generator)
+            tokens, importance = draw_candidates(certain, vocab_size, num_negatives, generator=generator)
             weight, offset, balance = (t.index_select(0, tokens) for t in (weight, offset, balance))
             importance = importance.to(dtype)
             labels = torch.searchsorted(certain, labels)  # rows of the selection: certain tokens come first

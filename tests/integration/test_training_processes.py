@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from causal_qwen.training.monitoring import read_records
+from causal_qwen.training.records import read_records
 from training_runs import assert_same_weights, converted, finish, processes, recipe, start
 
 

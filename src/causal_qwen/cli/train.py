@@ -58,7 +58,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Teach a model your texts or your table, numbers as numbers, with honest intervals."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": model,
         "data": (data[0] if len(data) == 1 else data) if data else None,
         "output": str(output) if output else None,
@@ -74,7 +74,7 @@ def command(
         "seed": seed,
         "report_to": report_to or None,
     }
-    flags = {name: value for name, value in given.items() if value is not None} | _settings(set_ or [])
+    flags = {name: value for name, value in options.items() if value is not None} | _settings(set_ or [])
     if dry_run:
         flags.setdefault("output", "unused")
     note("preparing …")
@@ -103,13 +103,13 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     """KEY=VALUE pairs, each value read as YAML."""
     import yaml
 
-    found = {}
+    settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--set {pair}: write KEY=VALUE")
-        found[name.strip()] = yaml.safe_load(value)
-    return found
+        settings[name.strip()] = yaml.safe_load(value)
+    return settings
 
 
 def _show(recipe: TrainingRecipe) -> None:

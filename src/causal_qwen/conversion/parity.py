@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from causal_qwen.conversion.calibration import windows
+from causal_qwen.calibration.text import windows
 from causal_qwen.conversion.sources import Base
 from causal_qwen.conversion.transfer import added_parameters
 from causal_qwen.heads import exact

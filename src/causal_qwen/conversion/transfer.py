@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
-from causal_qwen.conversion.calibration import calibrate, features
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.sources import Base, ConversionError, load_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
@@ -118,7 +118,7 @@ def convert(
     }
     if calibration == "default":
         text = bundled_text("calibration") if calibration_text is None else calibration_text
-        fitted = calibrate(model, features(model, num_token.tokenizer, text), seed=seed)
+        fitted = calibrate(model, text_features(model, num_token.tokenizer, text), seed=seed)
         report["calibration"] |= asdict(fitted) | {"text_sha256": hashlib.sha256(text.encode()).hexdigest()}
     conversion = Conversion(model, CausalQwen2Processor(num_token.tokenizer, numbers="text"), report)
     if output is not None:

@@ -37,7 +37,7 @@ from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.numbers import format_number
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training import TrainingRecipe, train
-from causal_qwen.training.monitoring import METRICS_FILE, read_records
+from causal_qwen.training.records import METRICS_FILE, read_records
 
 __all__ = [
     "COMMANDS",

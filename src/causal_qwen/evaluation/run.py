@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from causal_qwen.calibration.conformal import standardised_residuals
+from causal_qwen.calibration.positions import Positions, labelled_positions
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.data import BadRows, Reading, Source, labelled_batches
 from causal_qwen.evaluation import metrics
-from causal_qwen.evaluation.conformal import standardised_residuals
-from causal_qwen.evaluation.positions import Positions, labelled_positions
 from causal_qwen.heads import exact
 from causal_qwen.intervals import interval, multiple
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM

@@ -36,7 +36,7 @@ def model_card(
     ]
     scores = config.conformal_scores
     intervals = (
-        f"split-conformal, from {len(scores)} numbers that training has not seen"
+        f"split-conformal, from {len(scores)} numbers that training did not use"
         if scores
         else "the quantiles of the Cauchy law: there were too few numbers to calibrate on"
     )

@@ -72,5 +72,5 @@ def _checkpoints(directory: Path) -> list[Path]:
     """By steps, fewest first."""
     if not directory.is_dir():
         return []
-    found = [(NAME.fullmatch(path.name), path) for path in directory.iterdir()]
-    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+    entries = [(NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in entries if match)]

@@ -118,7 +118,7 @@ def as_one_model(
 
     Args:
         module: What was trained, without wrappers of the trainer.
-        model: What `trainable` was given.
+        model: The argument of `trainable`, as are recipe and place.
         recipe: The same.
         place: The same.
     """

@@ -1,24 +1,42 @@
-"""The recipe of a run: one flat record, read from YAML, checked before anything is loaded."""
+"""The recipe of a run: one flat record, read from YAML, checked before anything is loaded.
 
-from __future__ import annotations
+The annotations are evaluated (no `from __future__ import annotations`): `strict` checks values against them.
+"""
 
 import dataclasses
 import difflib
-import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 import yaml
+from huggingface_hub.dataclasses import strict, validated_field
+from huggingface_hub.errors import StrictDataclassError
 
-__all__ = ["TRACKERS", "TrainingRecipe"]
+__all__ = ["TrainingRecipe"]
 
+
+def _rule(holds: Callable[[Any], bool], remedy: str) -> Callable[[Any], None]:
+    """A validator of one field, which names the value and what would be right."""
+
+    def check(value: Any) -> None:
+        if value is not None and not holds(value):
+            raise ValueError(f"{value!r} does not serve; it must be {remedy}")
+
+    return check
+
+
+COUNT = _rule(lambda value: value >= 1, "at least 1")
+POSITIVE = _rule(lambda value: value > 0, "above 0")
+NOT_NEGATIVE = _rule(lambda value: value >= 0, "at least 0")
+SHARE = _rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 TRACKERS = ("wandb", "tensorboard", "trackio")
+TRACKED = _rule(lambda names: set(names) <= set(TRACKERS), f"a list of {', '.join(TRACKERS)}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@strict
+@dataclass(kw_only=True)
 class TrainingRecipe:
     """What to train, on what, and how.
 
@@ -36,7 +54,7 @@ class TrainingRecipe:
         on_bad_row: "error" or "skip".
         streaming: Whether rows are read while training, for data larger than memory; needs ``max_steps`` and
             ``validation``.
-        shuffle_buffer: Rows held to shuffle a stream.
+        shuffle_buffer: Rows kept in memory to shuffle a stream.
         max_length: Tokens per row.
         packing: Whether several sequences share a row, without seeing one another.
         group_by_length: Whether batches hold rows of similar length.
@@ -83,6 +101,9 @@ class TrainingRecipe:
         run_name: Name of the run at the trackers.
         seed: Of everything that is drawn.
         dtype: Of the weights; "auto" keeps the model's own.
+
+    Raises:
+        StrictDataclassError: If a value has no meaning; it names the field, the value and the remedy.
     """
 
     data: str | list[str] | None = None
@@ -91,105 +112,116 @@ class TrainingRecipe:
     template: str | None = None
     target: str | None = None
     validation: str | None = None
-    validation_fraction: float = 0.1
-    calibration_fraction: float = 0.1
+    validation_fraction: float | int = validated_field(SHARE, default=0.1)
+    calibration_fraction: float | int = validated_field(SHARE, default=0.1)
     on_bad_row: Literal["error", "skip"] = "error"
     streaming: bool = False
     shuffle_buffer: int = 1000
-    max_length: int = 512
+    max_length: int = validated_field(COUNT, default=512)
     packing: bool = False
     group_by_length: bool = False
     completion_only: bool = True
     append_eos: bool = True
     method: Literal["full", "lora", "heads"] = "full"
     lora_rank: int = 16
-    lora_alpha: float = 32.0
-    lora_dropout: float = 0.0
-    learning_rate: float = 3e-5
-    heads_learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    warmup: float = 0.05
-    max_grad_norm: float = 1.0
-    epochs: float = 3.0
-    max_steps: int | None = None
-    batch_size: int = 8
-    accumulation: int = 1
+    lora_alpha: float | int = 32.0
+    lora_dropout: float | int = 0.0
+    learning_rate: float | int = validated_field(POSITIVE, default=3e-5)
+    heads_learning_rate: float | int = validated_field(POSITIVE, default=1e-3)
+    weight_decay: float | int = validated_field(NOT_NEGATIVE, default=0.01)
+    warmup: float | int = validated_field(SHARE, default=0.05)
+    max_grad_norm: float | int = validated_field(NOT_NEGATIVE, default=1.0)
+    epochs: float | int = validated_field(POSITIVE, default=3.0)
+    max_steps: int | None = validated_field(COUNT, default=None)
+    batch_size: int = validated_field(COUNT, default=8)
+    accumulation: int = validated_field(COUNT, default=1)
     bf16: bool = False
     gradient_checkpointing: bool = False
     fsdp: bool = False
     loss_impl: Literal["fused", "sampled", "reference"] = "fused"
-    num_negatives: int = 4096
-    reg_loss_weight: float = 1.0
-    gate_alpha: float = 1.0
-    classification_loss_weight: float = 0.01
-    softmax_loss_weight: float = 1.0
+    num_negatives: int = validated_field(COUNT, default=4096)
+    reg_loss_weight: float | int = 1.0
+    gate_alpha: float | int = 1.0
+    classification_loss_weight: float | int = 0.01
+    softmax_loss_weight: float | int = 1.0
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
     refit_numbers: bool = True
-    early_stopping: int = 0
-    eval_steps: int = 0
-    save_steps: int = 500
+    early_stopping: int = validated_field(NOT_NEGATIVE, default=0)
+    eval_steps: int = validated_field(NOT_NEGATIVE, default=0)
+    save_steps: int = validated_field(NOT_NEGATIVE, default=500)
     save_total_limit: int = 2
-    logging_steps: int = 10
+    logging_steps: int = validated_field(COUNT, default=10)
     diagnostics: bool = True
-    report_to: list[str] = dataclasses.field(default_factory=list)
+    report_to: list[str] = validated_field(TRACKED, default_factory=list)
     run_name: str | None = None
     seed: int = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for one in dataclasses.fields(self):
-            value = getattr(self, one.name)
-            if not _fits(value, hints[one.name]):
-                raise ValueError(f"{one.name} is {value!r}; {_expected(hints[one.name])}")
-        for name in ("max_length", "batch_size", "accumulation", "logging_steps", "num_negatives"):
-            _need(getattr(self, name) >= 1, self, name, "at least 1")
-        for name in ("learning_rate", "heads_learning_rate", "epochs"):
-            _need(getattr(self, name) > 0, self, name, "above 0")
-        for name in ("validation_fraction", "calibration_fraction", "warmup"):
-            _need(0 <= getattr(self, name) < 1, self, name, "at least 0 and below 1")
-        for name in ("eval_steps", "save_steps", "early_stopping", "weight_decay", "max_grad_norm"):
-            _need(getattr(self, name) >= 0, self, name, "at least 0")
-        _need(self.max_steps is None or self.max_steps >= 1, self, "max_steps", "at least 1")
-        _need(
-            self.validation_fraction + self.calibration_fraction < 1, self, "calibration_fraction",
-            f"such that with validation_fraction {self.validation_fraction} rows are left to train on",
-        )  # fmt: skip
-        _need(not self.early_stopping or self.eval_steps > 0, self, "early_stopping", "0 without eval_steps")
-        _need(not self.target or bool(self.template), self, "target", "a field of a template; give one")
-        unknown = [name for name in self.report_to if name not in TRACKERS]
-        _need(not unknown, self, "report_to", f"of {', '.join(TRACKERS)}")
-        if self.fsdp:
-            _need(self.method == "full", self, "method", "full: adapters and heads are too small to shard")
-            _need(self.save_steps == 0, self, "save_steps", "0: a sharded run keeps no checkpoints")
-        if self.streaming:
-            _need(self.max_steps is not None, self, "max_steps", "set, because a stream has no known length")
-            _need(
-                self.validation is not None, self, "validation", "a file: a stream cannot be split at random"
-            )
-            _need(self.method != "heads", self, "method", "full or lora: a stream's features are not kept")
+    def validate_combinations(self) -> None:
+        """Rules about several fields, which `strict` checks after those about one."""
+        rules = (
+            (
+                self.validation_fraction + self.calibration_fraction < 1,
+                f"calibration_fraction is {self.calibration_fraction}; with validation_fraction "
+                f"{self.validation_fraction} no rows are left to train on: lower one of them",
+            ),
+            (
+                not self.early_stopping or self.eval_steps > 0,
+                f"early_stopping is {self.early_stopping}; it needs eval_steps above 0",
+            ),
+            (
+                not self.target or bool(self.template),
+                f"target is {self.target!r}; it is a field of a template: give one",
+            ),
+            (
+                not self.fsdp or self.method == "full",
+                f"method is {self.method!r}; with fsdp it must be full: the rest is too small to shard",
+            ),
+            (
+                not self.fsdp or self.save_steps == 0,
+                f"save_steps is {self.save_steps}; with fsdp it must be 0: sharded runs keep no checkpoints",
+            ),
+            (
+                not self.streaming or self.max_steps is not None,
+                "max_steps is None; with streaming it must be set, because a stream has no known length",
+            ),
+            (
+                not self.streaming or self.validation is not None,
+                "validation is None; with streaming it must be a file: a stream cannot be split at random",
+            ),
+            (
+                not self.streaming or self.method != "heads",
+                "method is 'heads'; with streaming it must be full or lora: a stream's features are not kept",
+            ),
+        )
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], *, source: str = "recipe") -> TrainingRecipe:
+    def from_mapping(cls, values: Mapping[str, Any], *, source: str = "recipe") -> Self:
         """A recipe from names and values.
 
         Raises:
             ValueError: If a name is not known (the nearest is named) or a value has no meaning.
         """
-        names = [one.name for one in dataclasses.fields(cls)]
+        types = {entry.name: entry.type for entry in dataclasses.fields(cls)}
         for name in values:
-            if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+            if name not in types:
+                near = difflib.get_close_matches(str(name), types, n=1, cutoff=0.5)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"{source}: unknown key {name!r}{hint}")
         if "output" not in values:
             raise ValueError(f"{source}: output is missing; name the directory of the trained model")
-        hints = typing.get_type_hints(cls)
-        return cls(**{name: _number(value, hints[name]) for name, value in values.items()})
+        try:
+            return cls(**{name: _from_yaml(value, types[name]) for name, value in values.items()})
+        except StrictDataclassError as error:
+            heading = str(error).partition("\n")[0]  # names the field
+            raise ValueError(f"{source}: {heading} {error.__cause__}") from None
 
     @classmethod
-    def from_yaml(cls, path: str | Path, **overrides: Any) -> TrainingRecipe:
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> Self:
         """A recipe from a file, with ``overrides`` above it.
 
         Raises:
@@ -210,35 +242,11 @@ class TrainingRecipe:
         return str(yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True))
 
 
-def _need(holds: bool, recipe: TrainingRecipe, name: str, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} is {getattr(recipe, name)!r}; it must be {what}")
-
-
-def _number(value: Any, hint: Any) -> Any:
+def _from_yaml(value: Any, annotation: Any) -> Any:
     """YAML reads 1e-4 as a text (it wants 1.0e-4); where a number is expected, the text is taken as one."""
-    if isinstance(value, str) and float in (hint, *typing.get_args(hint)):
+    if isinstance(value, str) and float in get_args(annotation):
         try:
             return float(value)
         except ValueError:
             return value
-    return [value] if hint == list[str] and isinstance(value, str) else value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, one) for one in typing.get_args(hint))
-    if origin is Literal:
-        return value in typing.get_args(hint)
-    if origin is list:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
-    if hint is bool or isinstance(value, bool):
-        return hint is bool and isinstance(value, bool)
-    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
-
-
-def _expected(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return f"choose one of {', '.join(map(repr, typing.get_args(hint)))}"
-    return f"expected is {getattr(hint, '__name__', None) or hint}"
+    return [value] if annotation == list[str] and isinstance(value, str) else value

@@ -17,19 +17,30 @@ from accelerate import PartialState
 from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
+from causal_qwen.calibration import (
+    fit_conformal,
+    recalibrate_gain,
+    refit_numbers,
+    set_value_space,
+    wake_numbers,
+)
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.data import Collator, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
-from causal_qwen.evaluation import evaluate, fit_conformal
+from causal_qwen.evaluation import evaluate
+from causal_qwen.evaluation.agreement import mode_agreement
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
-from causal_qwen.training import monitoring
 from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint
+from causal_qwen.training.curves import draw_curves
+from causal_qwen.training.diagnostics import Diagnostics
 from causal_qwen.training.methods import Place, Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, load_model, prepare_rows
+from causal_qwen.training.progress import ProgressBar
 from causal_qwen.training.recipe import TrainingRecipe
-from causal_qwen.training.start import recalibrate_gain, refit_numbers, set_value_space, wake_numbers
+from causal_qwen.training.records import METRICS_FILE, LocalRecords, defined, read_records
+from causal_qwen.training.trackers import Trackers
 from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
 __all__ = ["TrainingResult", "train"]
@@ -98,9 +109,9 @@ def train(
     _prepare_model(model, recipe, parts, processor)
 
     place = Place(workspace, arguments.device, arguments.process_index, arguments.world_size)
-    what = trainable(model, recipe, parts, _collator(processor), place)
-    hold_constants(what.module, model.config)
-    trainer = _trainer(model, what, processor, recipe, parts, arguments, workspace)
+    prepared = trainable(model, recipe, parts, _collator(processor), place)
+    hold_constants(prepared.module, model.config)
+    trainer = _trainer(model, prepared, processor, recipe, parts, arguments, workspace)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
     seconds = trainer.run(checkpoint)
     facts = {
@@ -124,9 +135,9 @@ def train(
 
 
 def _finished(output: Path, workspace: Path) -> TrainingResult:
-    """What a run that was interrupted after its end had found."""
-    found = json.loads((output / EVALUATION_FILE).read_text(encoding="utf-8"))
-    metrics = {name: math.nan if value is None else value for name, value in found.items()}
+    """The result of a run that was interrupted after its end."""
+    evaluation = json.loads((output / EVALUATION_FILE).read_text(encoding="utf-8"))
+    metrics = {name: math.nan if value is None else value for name, value in evaluation.items()}
     shutil.rmtree(workspace, ignore_errors=True)
     return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]))
 
@@ -224,7 +235,7 @@ def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:
 
 def _trainer(
     model: CausalQwen2ForCausalLM,
-    what: Trainable,
+    prepared: Trainable,
     processor: CausalQwen2Processor,
     recipe: TrainingRecipe,
     parts: Rows,
@@ -234,20 +245,20 @@ def _trainer(
     trainer = CausalTrainer(
         recipe=recipe,
         num_token_id=processor.num_token_id,
-        lengths=what.lengths,
+        lengths=prepared.lengths,
         evaluation=(lambda: _measure(model, processor, recipe, parts)) if parts.validation else None,
-        model=what.module,
+        model=prepared.module,
         args=arguments,
-        train_dataset=what.train,
-        eval_dataset=what.validation if recipe.eval_steps else None,
-        data_collator=what.collate,
+        train_dataset=prepared.train,
+        eval_dataset=prepared.validation if recipe.eval_steps else None,
+        data_collator=prepared.collate,
         processing_class=None if recipe.method == "heads" else processor,
     )
     if recipe.diagnostics and not recipe.fsdp:
-        trainer.add_callback(monitoring.Diagnostics(what.module, every=recipe.logging_steps))
-    trainer.add_callback(monitoring.LocalRecords(workspace))
-    trainer.add_callback(monitoring.Trackers(recipe, workspace))
-    trainer.add_callback(monitoring.ProgressBar(lambda: trainer.tokens_seen))
+        trainer.add_callback(Diagnostics(prepared.module, every=recipe.logging_steps))
+    trainer.add_callback(LocalRecords(workspace))
+    trainer.add_callback(Trackers(recipe, workspace))
+    trainer.add_callback(ProgressBar(lambda: trainer.tokens_seen))
     if recipe.early_stopping:
         trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping))
     return trainer
@@ -261,20 +272,19 @@ def _measure(
     def batches() -> Iterator[dict[str, Tensor]]:
         return batches_of(parts.validation, _collator(processor), recipe.batch_size)
 
-    found = evaluate(model, processor, batches())
-    return found | {"dist/mode_agreement": monitoring.mode_agreement(model, batches())}
+    return evaluate(model, processor, batches()) | {"dist/mode_agreement": mode_agreement(model, batches())}
 
 
 def _calibrate_and_evaluate(
     model: CausalQwen2ForCausalLM, processor: CausalQwen2Processor, recipe: TrainingRecipe, parts: Rows
 ) -> dict[str, float]:
-    """κ and the intervals from rows that training has not seen, then every metric on the validation rows."""
+    """κ and the intervals from rows that training did not use, then every metric on the validation rows."""
     model.eval()
     collator = _collator(processor)
-    held = parts.calibration or parts.validation
+    unused = parts.calibration or parts.validation
     if recipe.refit_numbers:
         refit_numbers(model, batches_of(parts.sample, collator, recipe.batch_size))
-    recalibrate_gain(model, batches_of(held, collator, recipe.batch_size), seed=recipe.seed)
+    recalibrate_gain(model, batches_of(unused, collator, recipe.batch_size), seed=recipe.seed)
     if parts.calibration:
         fit_conformal(model, batches_of(parts.calibration, collator, recipe.batch_size), seed=recipe.seed)
     if not parts.validation:
@@ -294,7 +304,7 @@ def _save(
     overwrite: bool,
 ) -> None:
     """Model, processor, card, recipe, records and curves, in one step; then the workspace is not needed."""
-    records = monitoring.read_records(workspace / monitoring.METRICS_FILE)
+    records = read_records(workspace / METRICS_FILE)
     with atomic_directory(Path(recipe.output), overwrite=overwrite) as temporary:
         if adapter is not None:
             adapter.save_pretrained(temporary / "adapter")
@@ -303,14 +313,14 @@ def _save(
         processor.save_pretrained(temporary)
         (temporary / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         (temporary / EVALUATION_FILE).write_text(
-            json.dumps(monitoring.defined(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            json.dumps(defined(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
         (temporary / "README.md").write_text(
             model_card(recipe, metrics, model.config, parts.bad_rows), encoding="utf-8"
         )
         lines = [json.dumps(record) + "\n" for record in records]
-        (temporary / monitoring.METRICS_FILE).write_text("".join(lines), encoding="utf-8")
-        monitoring.draw_curves(records, temporary / "curves.png")
+        (temporary / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+        draw_curves(records, temporary / "curves.png")
         for tracked in ("tensorboard", "wandb"):
             if (workspace / tracked).is_dir():
                 shutil.copytree(workspace / tracked, temporary / tracked, symlinks=True)

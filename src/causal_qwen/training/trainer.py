@@ -223,7 +223,7 @@ class CausalTrainer(Trainer):
         self._check_finite(torch.as_tensor(norm), "the gradient")
         return norm
 
-    def _check_finite(self, value: Tensor, what: str) -> None:
+    def _check_finite(self, value: Tensor, quantity: str) -> None:
         value = value.detach()
         if not torch.isfinite(value).all():
             step, rank = self.state.global_step, self.args.process_index
@@ -231,7 +231,7 @@ class CausalTrainer(Trainer):
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(self._last_batch, path)
             raise TrainingDiverged(
-                f"{what} is {float(value.flatten()[0])} at step {step}; the batch is saved in {path}. "
+                f"{quantity} is {float(value.flatten()[0])} at step {step}; the batch is saved in {path}. "
                 "Lower the learning rates, or look for broken values in the batch"
             )
 
@@ -253,9 +253,9 @@ class CausalTrainer(Trainer):
         """The loss on the validation rows, and every eval/* and dist/* metric, deterministic."""
         metrics: dict[str, float] = super().evaluate(*args, **options)
         if self.evaluation is not None and not self.is_sharded:
-            found = self.evaluation()
-            self.log(dict(found))
-            metrics |= found
+            measured = self.evaluation()
+            self.log(dict(measured))
+            metrics |= measured
         return metrics
 
     def _get_output_dir(self, trial: Any) -> str:

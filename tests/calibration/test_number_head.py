@@ -1,10 +1,10 @@
-"""Where training starts and ends: the number head in closed form."""
+"""The number head in closed form, where training starts and ends."""
 
 import pytest
 import torch
 
+from causal_qwen.calibration import refit_numbers, set_value_space, wake_numbers
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.training.start import refit_numbers, set_value_space, wake_numbers
 from conftest import tiny_causal
 
 NUM = 258

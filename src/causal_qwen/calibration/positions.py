@@ -1,4 +1,4 @@
-"""The laws at the labelled positions of a batch: what every evaluation looks at.
+"""The laws at the labelled positions of a batch: what every evaluation, and every fit to rows, looks at.
 
 Always the deterministic law of "standard": causes widened by the exogenous noise, nothing sampled. This
 module does not know metrics.

@@ -1,6 +1,6 @@
 """Split-conformal calibration: intervals that cover what they say, whatever the law of the numbers.
 
-Numbers that training has not seen give standardised residuals |g(v) − loc_Y|/scale_Y. If they and a new
+Numbers that training did not use give standardised residuals |g(v) − loc_Y|/scale_Y. If they and a new
 number are exchangeable, the ⌈(n + 1)·level⌉-th smallest of n residuals bounds the new one with probability at
 least ``level``, and at most level + 1/(n + 1) where no two are equal.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from causal_qwen.calibration.positions import labelled_positions
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.evaluation.positions import labelled_positions
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["FEWEST_SCORES", "MOST_SCORES", "fit_conformal", "keep_scores", "standardised_residuals"]
@@ -31,7 +31,7 @@ MOST_SCORES = 999
 def fit_conformal(
     model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int = 0
 ) -> None:
-    """Set ``model.config.conformal_scores`` from numbers that training has not seen.
+    """Set ``model.config.conformal_scores`` from numbers that training did not use.
 
     With fewer than 20 numbers the field becomes None, which is logged: intervals are then the Cauchy law's.
 
@@ -46,12 +46,14 @@ def fit_conformal(
     num_token_id = model.config.num_token_id
     if num_token_id is None:
         raise ValueError("this model has no <NUM> token, so no intervals; `convert` its base first")
-    found = []
+    residuals = []
     for positions in labelled_positions(model, batches):
         is_num = positions.labels == num_token_id
         target = model.value_space.encode(positions.values[is_num])
-        found.append(standardised_residuals(positions.Y[is_num], target).cpu())
-    model.config.conformal_scores = keep_scores(torch.cat(found) if found else torch.empty(0), seed=seed)
+        residuals.append(standardised_residuals(positions.Y[is_num], target).cpu())
+    model.config.conformal_scores = keep_scores(
+        torch.cat(residuals) if residuals else torch.empty(0), seed=seed
+    )
 
 
 def standardised_residuals(Y: Cauchy, target: Tensor) -> Tensor:
@@ -93,5 +95,5 @@ def keep_scores(scores: Tensor, *, seed: int = 0) -> list[float] | None:
         generator = torch.Generator().manual_seed(seed)
         scores = scores[torch.randperm(len(scores), generator=generator)[:MOST_SCORES]]
     largest = torch.finfo(torch.float64).max  # JSON has no infinity
-    kept: list[float] = scores.double().clamp(max=largest).sort().values.tolist()
-    return kept
+    ordered: list[float] = scores.double().clamp(max=largest).sort().values.tolist()
+    return ordered

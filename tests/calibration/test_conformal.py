@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causal_qwen import Cauchy, CausalQwen2Config, CausalQwen2ForCausalLM
-from causal_qwen.evaluation import fit_conformal
-from causal_qwen.evaluation.conformal import FEWEST_SCORES, MOST_SCORES, keep_scores, standardised_residuals
+from causal_qwen.calibration import fit_conformal
+from causal_qwen.calibration.conformal import FEWEST_SCORES, MOST_SCORES, keep_scores, standardised_residuals
 from causal_qwen.intervals import interval, multiple
 from conftest import tiny_causal
 

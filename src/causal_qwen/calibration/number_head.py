@@ -1,7 +1,7 @@
-"""Where training starts from: a value space fitted to the data, and a number channel that is awake.
+"""The number channel, before and after training: the value space, b_<NUM>, and w, b_Y and β_Y in closed form.
 
 Conversion puts b_<NUM> so low that the token is never chosen, and knows no numbers. Here the features of some
-training rows say where <NUM>, loc_Y and scale_Y should begin, in closed form.
+training rows say where <NUM>, loc_Y and scale_Y should be. This module does not know how rows are read.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from causal_qwen.calibration.positions import labelled_positions
+from causal_qwen.calibration.regression import ridge
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.conversion.calibration import match_gain, ridge
-from causal_qwen.evaluation.positions import labelled_positions
 from causal_qwen.heads import exact
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.value_space import ValueSpace
 
-__all__ = ["recalibrate_gain", "refit_numbers", "set_value_space", "wake_numbers"]
+__all__ = ["refit_numbers", "set_value_space", "wake_numbers"]
 
 logger = logging.getLogger(__name__)
 
-MOST_NUMBERS = 1024  # numbers that the start is fitted to
+MOST_NUMBERS = 1024  # numbers that the head is fitted to
 FEWEST_NUMBERS = 16  # fewer say nothing about a slope
-NARROWEST = (
-    0.05  # scale_Y at the start, in units of value_spread: narrower than this, far numbers pull no more
-)
+# Least scale_Y at the start, in units of value_spread: narrower than this, far numbers pull no more.
+NARROWEST = 0.05
 MARGIN = 1.0  # of <NUM> above its threshold, in nats, where every label is a number
 SLACK = 0.1  # of the squared error, for a stronger penalty
-GAIN_POSITIONS = 256
-FEWEST_GAIN_POSITIONS = 32
 
 
 def set_value_space(model: CausalQwen2ForCausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
-    """Center and spread of the numbers (N,) that training will see; without numbers nothing changes."""
+    """Center and spread of the numbers (N,) to be trained on; without numbers nothing changes."""
     if values.numel() == 0:
         logger.warning("the training rows hold no number to learn; only words are trained")
         return
@@ -74,16 +71,16 @@ def wake_numbers(
     low, rest = numbers.scores.quantile(0.1), numbers.other_scores
     action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
     # A slope that is as small as it can be, since training moves the features under it.
-    _solve(model, numbers, slack=SLACK)
+    _solve_numbers(model, numbers, slack=SLACK)
 
 
 @torch.no_grad()
 def refit_numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> bool:
     """Solve for w, b_Y and β_Y once more, on the features that training has made.
 
-    Given the features, the number head is one linear regression, and gradients need many steps for what ridge
-    regression does at once. Its leave-one-out error must be below the trained head's error on the same rows,
-    which that head has seen: otherwise nothing changes.
+    With the features fixed, the number head is one linear regression, and gradients need many steps for what
+    a solver does at once. Its leave-one-out error must be below the trained head's error on the same rows,
+    which that head was trained on: otherwise nothing changes.
 
     Args:
         model: Changed in place.
@@ -95,14 +92,14 @@ def refit_numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, 
     numbers = _numbers(model, batches)
     if len(numbers.target) < FEWEST_NUMBERS:
         return False
-    number, noise = model.action.number, model.action.number_noise
-    trained = [tensor.clone() for tensor in (number.weight, number.bias, noise)]
-    before = (model.action.numbers(numbers.U).loc - numbers.target).abs().median()
-    after = _solve(model, numbers, slack=0.0)
-    if after is not None and after < before:
+    head = (model.action.number.weight, model.action.number.bias, model.action.number_noise)
+    trained = [parameter.clone() for parameter in head]
+    error_trained = (model.action.numbers(numbers.U).loc - numbers.target).abs().median()
+    error_solved = _solve_numbers(model, numbers, slack=0.0)
+    if error_solved is not None and error_solved < error_trained:
         return True
-    for tensor, kept in zip((number.weight, number.bias, noise), trained, strict=True):
-        tensor.copy_(kept)
+    for parameter, trained_value in zip(head, trained, strict=True):
+        parameter.copy_(trained_value)
     return False
 
 
@@ -118,7 +115,7 @@ class _Numbers(NamedTuple):
 def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers:
     action, row = model.action, model.config.num_token_id
     assert row is not None
-    locs, scales, targets, scores, others, found = [], [], [], [], [], 0
+    locs, scales, targets, scores, others = [], [], [], [], []
     for positions in labelled_positions(model, batches):
         is_num = positions.labels == row
         S = action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, slice(row, row + 1))
@@ -129,8 +126,7 @@ def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]
         locs.append(U.loc)
         scales.append(U.scale)
         targets.append(model.value_space.encode(positions.values[is_num]))
-        found += len(U.loc)
-        if found >= MOST_NUMBERS:
+        if sum(map(len, targets)) >= MOST_NUMBERS:
             break
     if not locs:
         empty = torch.empty(0)
@@ -139,9 +135,16 @@ def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]
     return _Numbers(U, torch.cat(targets), torch.cat(scores), torch.cat(others))
 
 
-def _solve(model: CausalQwen2ForCausalLM, numbers: _Numbers, *, slack: float) -> float | None:
-    """loc_Y by ridge regression of the numbers on loc_U; scale_Y from the median leave-one-out error, which
-    is returned. None where all numbers are equal.
+def _solve_numbers(model: CausalQwen2ForCausalLM, numbers: _Numbers, *, slack: float) -> float | None:
+    """Set w and b_Y to the ridge regression of the numbers on loc_U, β_Y to its median leave-one-out error.
+
+    Args:
+        model: Changed in place.
+        numbers: What the head is fitted to.
+        slack: Of the squared error, for a stronger penalty.
+
+    Returns:
+        That error; None where all numbers are equal, and nothing was changed.
     """
     action, target = model.action, numbers.target
     if target.min() == target.max():
@@ -150,42 +153,8 @@ def _solve(model: CausalQwen2ForCausalLM, numbers: _Numbers, *, slack: float) ->
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
     action.number_noise.zero_()
-    from_causes = action.numbers(numbers.U).scale.median()
-    error = (fit.left_out - target).abs().median().to(from_causes.dtype)
-    action.number_noise.copy_((error.clamp(min=NARROWEST) - from_causes).clamp(min=0.1 * NARROWEST))
+    scale_of_causes = action.numbers(numbers.U).scale.median()
+    error = (fit.left_out - target).abs().median().to(scale_of_causes.dtype)
+    action.number_noise.copy_((error.clamp(min=NARROWEST) - scale_of_causes).clamp(min=0.1 * NARROWEST))
     logger.info("numbers: R² %.3f (leave-one-out), median error %.3f spreads", fit.r2, float(error))
     return float(error)
-
-
-@torch.no_grad()
-def recalibrate_gain(
-    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int
-) -> float | None:
-    """Match κ again, since training has moved scale_U: on all positions of some rows, prompts included.
-
-    Args:
-        model: Its ``config.noise_gain`` is set.
-        batches: Rows that training has not seen.
-        seed: Of the noise.
-
-    Returns:
-        κ, or None where the rows hold fewer than 32 positions.
-    """
-    hidden: list[Tensor] = []
-    for batch in batches:
-        inputs = {name: entry.to(model.device) for name, entry in batch.items() if name != "labels"}
-        mask = inputs["attention_mask"].bool()
-        embeds = model.embed(inputs["input_ids"], inputs["numeric_values"])
-        states = model.model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"]).last_hidden_state
-        hidden.append(exact(states[mask]))
-        if sum(map(len, hidden)) >= 4 * GAIN_POSITIONS:
-            break
-    z = torch.cat(hidden) if hidden else torch.empty(0)
-    if len(z) < FEWEST_GAIN_POSITIONS:
-        logger.warning("%d positions are too few to calibrate the gain of the noise again", len(z))
-        return None
-    generator = torch.Generator().manual_seed(seed)
-    z = z[torch.randperm(len(z), generator=generator)[:GAIN_POSITIONS].to(z.device)]
-    gain, _, _ = match_gain(model, z, generator)
-    model.config.noise_gain = gain
-    return gain

@@ -1,0 +1,145 @@
+"""Three corrections inside the linear Cauchy law that make transfer exact.
+
+1. Balance: read-out noise that gives every token the same scale, so that dividing by it reorders nothing.
+2. Common cause: logsumexp of the logits, fitted by ridge regression and subtracted through U₀, since a fixed
+   threshold is not blind to a common shift as softmax is.
+3. Scale and gain: γ and C that minimise the One-vs-Rest loss, then κ at which causal sampling picks the
+   base's favourite as often as softmax sampling does.
+
+Everything is measured on a text and deterministic by seed; the scores of a few hundred positions are kept, of
+the others a block at a time. This module does not know where the text comes from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from causal_qwen.calibration.gain import match_gain
+from causal_qwen.calibration.regression import Ridge, ridge
+from causal_qwen.calibration.text import TextFeatures, logit_blocks
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.heads import exact
+from causal_qwen.losses import ovr_terms
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+
+__all__ = ["Calibration", "calibrate"]
+
+FIT_POSITIONS = 256  # positions on which γ, C and κ are fitted
+FIRST_SCALE = 1e-3  # scale_S at which the search for γ begins; C begins at 0
+FIRST_STEPS = (0.5, -0.5)  # in log scale_S and in C
+# The loss of a few hundred positions is rough on smaller steps than these.
+TOLERANCE = {"xatol": 0.05, "fatol": 0.01}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibration chose, and what it measured on its own text.
+
+    Args:
+        positions: Positions of text used.
+        gamma: scale_U + |b_noise|, shared evenly by the two.
+        threshold: C.
+        noise_gain: κ.
+        ridge: Strength of the ridge penalty, chosen by leave-one-out.
+        common_cause_r2: Share of the variance of logsumexp explained, leave-one-out.
+        ovr_loss: One-vs-Rest loss per position at (gamma, threshold).
+        top1_rate_softmax: How often softmax sampling at T = 1 picks the favourite.
+        top1_rate_causal: The same for causal sampling at κ.
+    """
+
+    positions: int
+    gamma: float
+    threshold: float
+    noise_gain: float
+    ridge: float
+    common_cause_r2: float
+    ovr_loss: float
+    top1_rate_softmax: float
+    top1_rate_causal: float
+
+
+@torch.no_grad()
+def calibrate(model: CausalQwen2ForCausalLM, text: TextFeatures, *, seed: int = 0) -> Calibration:
+    """Set balance, U₀, γ, C and κ of ``model`` in place.
+
+    Args:
+        model: Converted with ``abduction_init_strategy="identity"``: scale_U the same in every dimension.
+        text: Features of the calibration text.
+        seed: Of the positions drawn for the fit, and of the noise that κ is matched with.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    largest_norm = _set_balance(model)
+    common = _set_common_cause(model, text.hidden_states)
+
+    subset = torch.randperm(len(text.labels), generator=generator)[:FIT_POSITIONS].to(text.labels.device)
+    hidden_states = text.hidden_states[subset]  # (FIT_POSITIONS, H)
+    scale, threshold, ovr_loss = _fit_scale(
+        model, hidden_states, text.labels[subset], common.left_out[subset]
+    )
+    gamma = scale / largest_norm
+    model.abduction.scale.bias.fill_(model.abduction.inverse_activation(gamma / 2))
+    model.action.b_noise.fill_(gamma / 2)
+    model.action.threshold.fill_(threshold)
+
+    gain = match_gain(model, hidden_states, generator)
+    model.config.noise_gain = gain.noise_gain
+    return Calibration(
+        positions=len(text.labels),
+        gamma=gamma,
+        threshold=threshold,
+        noise_gain=gain.noise_gain,
+        ridge=common.strength,
+        common_cause_r2=common.r2,
+        ovr_loss=ovr_loss,
+        top1_rate_softmax=gain.softmax_rate,
+        top1_rate_causal=gain.causal_rate,
+    )
+
+
+def _set_balance(model: CausalQwen2ForCausalLM) -> float:
+    """balance_k = max_j ‖W_j‖₁ − ‖W_k‖₁; the largest norm is returned."""
+    # In blocks, so that |W| is never whole.
+    norms = torch.cat([exact(block).abs().sum(-1) for block in model.lm_head.weight.split(8192)])  # (V,)
+    model.action.balance.copy_(norms.max() - norms)
+    return float(norms.max())
+
+
+def _set_common_cause(model: CausalQwen2ForCausalLM, hidden_states: Tensor) -> Ridge:
+    """loc_U0 = −(a·z + c), with a·z + c the regression of logsumexp(logits) on z (N, H)."""
+    logsumexp = torch.cat([logits.logsumexp(-1) for logits in logit_blocks(model, hidden_states)])  # (N,)
+    fit = ridge(hidden_states, logsumexp)
+    model.abduction.common.weight.copy_(fit.slope[None])
+    model.abduction.common.bias.fill_(fit.intercept)
+    return fit
+
+
+def _fit_scale(
+    model: CausalQwen2ForCausalLM, hidden_states: Tensor, labels: Tensor, shift: Tensor
+) -> tuple[float, float, float]:
+    """scale_S and C that minimise the One-vs-Rest loss per position, and that loss.
+
+    Args:
+        model: Balanced, so that one scale serves all tokens.
+        hidden_states: (N, H).
+        labels: (N,) tokens that follow.
+        shift: (N,) left-out predictions of logsumexp, so that the fit is not flattered.
+    """
+    scores = torch.cat(list(logit_blocks(model, hidden_states))) - shift[:, None]  # (N, V)
+
+    def loss(point: tuple[float, float]) -> float:
+        scale, C = scores.new_tensor(math.exp(point[0])), scores.new_tensor(point[1])
+        blocks = zip(scores.split(64), labels.split(64), strict=True)
+        terms = [ovr_terms(Cauchy(block, scale), C, tokens) for block, tokens in blocks]
+        return torch.cat(terms).double().mean().item()
+
+    start = math.log(FIRST_SCALE)
+    simplex = [[start, 0.0], [start + FIRST_STEPS[0], 0.0], [start, FIRST_STEPS[1]]]
+    options = {"initial_simplex": simplex, **TOLERANCE}
+    minimum = minimize(loss, simplex[0], method="Nelder-Mead", options=options)
+    log_scale, threshold = minimum.x.tolist()
+    return math.exp(log_scale), threshold, float(minimum.fun)

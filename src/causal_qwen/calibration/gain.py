@@ -1,0 +1,103 @@
+"""κ: the gain of the noise at which causal sampling is as decided as softmax sampling.
+
+The score of token k is logit_k + κ·noise_k, linear in κ, and at κ = 0 the favourite f wins. So each draw has
+one gain at which f is overtaken, for the first time and for good,
+
+    min over k with noise_k > noise_f of (logit_f − logit_k)/(noise_k − noise_f),
+
+and the rate at which f wins at κ is the share of draws whose gain lies above κ: κ is a quantile of these
+gains. This module does not know texts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from causal_qwen.calibration.text import logit_blocks
+from causal_qwen.cauchy import standard_draw
+from causal_qwen.heads import exact
+from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+
+__all__ = ["Gain", "match_gain", "recalibrate_gain"]
+
+logger = logging.getLogger(__name__)
+
+DRAWS = 4  # causes drawn per position
+MOST_POSITIONS = 256
+FEWEST_POSITIONS = 32
+
+
+class Gain(NamedTuple):
+    """κ, and how often softmax sampling and causal sampling at κ pick the favourite, at T = 1."""
+
+    noise_gain: float
+    softmax_rate: float
+    causal_rate: float
+
+
+@torch.no_grad()
+def match_gain(model: CausalQwen2ForCausalLM, hidden_states: Tensor, generator: torch.Generator) -> Gain:
+    """κ at which argmax W(loc_U + κ(scale_U + |b_noise|)ε) + b is the favourite as often as softmax picks it.
+
+    Args:
+        model: Any causal model; after training scale_U differs by position and dimension.
+        hidden_states: (N, H) features of a few hundred positions.
+        generator: Of the noise.
+    """
+    scale = model.action.exogenous(model.abduction(hidden_states)[0]).scale  # (N, D)
+    logits = torch.cat(list(logit_blocks(model, hidden_states)))  # (N, V)
+    top, favourite = logits.max(-1, keepdim=True)  # (N, 1)
+    softmax_rate = float((top - logits.logsumexp(-1, keepdim=True)).exp().mean())
+    lead = top - logits  # (N, V)
+    uniform = torch.rand(DRAWS, len(scale), scale.shape[-1], generator=generator).to(scale.device)
+    overtaken = []
+    for draw in uniform:
+        epsilon = standard_draw(draw, density_floor=model.config.density_floor)  # (N, D)
+        noise = torch.nn.functional.linear(scale * epsilon, exact(model.lm_head.weight))  # (N, V)
+        pursuit = noise - noise.gather(-1, favourite)  # (N, V)
+        overtaken.append(torch.where(pursuit > 0, lead / pursuit, math.inf).amin(-1))
+    gains = torch.cat(overtaken)  # (DRAWS · N,)
+    # Where the noise favours the favourite itself it is never overtaken, and κ stays finite all the same.
+    gain = gains.quantile(1 - softmax_rate, interpolation="lower").clamp(max=gains[gains.isfinite()].max())
+    return Gain(float(gain), softmax_rate, float((gains > gain).double().mean()))
+
+
+@torch.no_grad()
+def recalibrate_gain(
+    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int
+) -> float | None:
+    """Match κ again, since training has moved scale_U: on all positions of some rows, prompts included.
+
+    Args:
+        model: Its ``config.noise_gain`` is set.
+        batches: Rows that training did not use.
+        seed: Of the noise.
+
+    Returns:
+        κ, or None where the rows hold fewer than 32 positions.
+    """
+    features: list[Tensor] = []
+    for batch in batches:
+        inputs = {name: entry.to(model.device) for name, entry in batch.items() if name != "labels"}
+        mask = inputs["attention_mask"]
+        embeds = model.embed(inputs["input_ids"], inputs["numeric_values"])
+        states = model.model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state  # (B, T, H)
+        features.append(exact(states[mask.bool()]))
+        if sum(map(len, features)) >= 4 * MOST_POSITIONS:
+            break
+    hidden_states = torch.cat(features) if features else torch.empty(0)  # (N, H)
+    if len(hidden_states) < FEWEST_POSITIONS:
+        logger.warning(
+            "%d positions are too few to calibrate the gain of the noise again", len(hidden_states)
+        )
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    subset = torch.randperm(len(hidden_states), generator=generator)[:MOST_POSITIONS].to(hidden_states.device)
+    model.config.noise_gain = match_gain(model, hidden_states[subset], generator).noise_gain
+    return model.config.noise_gain
