@@ -7,7 +7,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor, convert
 from causal_qwen.conversion import Base, bundled_text
@@ -52,6 +60,13 @@ def tiny_base(architecture="qwen2", **overrides):
     fields = TINY | overrides
     if architecture == "llama":
         return LlamaForCausalLM(LlamaConfig(**fields)).eval()
+    if architecture == "qwen3":  # heads that are wider than hidden_size / heads, and norms that matter
+        model = Qwen3ForCausalLM(Qwen3Config(**({"head_dim": 12} | fields))).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("norm.weight"):
+                    parameter.add_(torch.randn_like(parameter) * 0.3)
+        return model
     model = Qwen2ForCausalLM(Qwen2Config(**fields)).eval()
     with torch.no_grad():  # biases start at zero, which would hide a lost one
         for layer in model.model.layers:

@@ -75,7 +75,7 @@ def test_damaged_checkpoints_are_refused_and_leave_nothing(base_directory, tmp_p
 
 def test_other_architectures_are_named(tmp_path):
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=50)).save_pretrained(tmp_path)
-    with pytest.raises(ConversionError, match="'gpt2' is not supported; supported are qwen2, llama"):
+    with pytest.raises(ConversionError, match="'gpt2' is not supported; supported are qwen2, qwen3, llama"):
         load_base(tmp_path)
 
 

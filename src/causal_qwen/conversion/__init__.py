@@ -2,7 +2,7 @@
 
 from causal_qwen.conversion.parity import Parity, measure_parity
 from causal_qwen.conversion.sources import EMBEDDED, Base, ConversionError, load_base
-from causal_qwen.conversion.transfer import Conversion, bundled_text, convert
+from causal_qwen.conversion.transfer import Conversion, bundled_text, convert, load_model
 
 __all__ = [
     "EMBEDDED",
@@ -13,5 +13,6 @@ __all__ = [
     "bundled_text",
     "convert",
     "load_base",
+    "load_model",
     "measure_parity",
 ]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from causal_qwen.calibration.text import windows
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.sources import Base
 from causal_qwen.conversion.transfer import added_parameters
 from causal_qwen.heads import exact
 from causal_qwen.losses import ovr_terms
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Parity", "measure_parity"]
 
@@ -45,7 +45,7 @@ class Parity:
 
 
 @torch.no_grad()
-def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Parity:
+def measure_parity(model: CausalLM, base: Base, text: str) -> Parity:
     """Run both models over windows of ``text`` and compare what they say of the next token.
 
     Args:
@@ -67,7 +67,7 @@ def measure_parity(model: CausalQwen2ForCausalLM, base: Base, text: str) -> Pari
             logits = exact(model.token_logits(U.loc))  # (n, V) or (n, V + 1)
             known = torch.arange(expected.shape[-1], device=expected.device) != num_token_id
             diffs.append((logits[:, : expected.shape[-1]] - expected)[:, known].abs().max())
-            S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight)
+            S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight, impl="fused")
             agreements.append(model.action.z_scores(S).argmax(-1) == expected.argmax(-1))
             prob_sums.append(S.sf(model.action.threshold).sum(-1))
             losses.append(ovr_terms(S, model.action.threshold, labels[block]))

@@ -254,17 +254,18 @@ def _plain(base: PreTrainedModel) -> PreTrainedModel:
     quantisation.
     """
     family: Any = type(base)
+    tensors = dict(base.state_dict())
     if isinstance(base.config, LlamaConfig):
         family = Qwen2ForCausalLM
         config = Qwen2Config(**{name: getattr(base.config, name) for name in SHARED_FIELDS})
-        head_dim = base.config.head_dim
-        if head_dim is not None and head_dim != config.hidden_size // config.num_attention_heads:
-            config.head_dim = head_dim
     else:
         fields = base.config.to_dict()
         fields.pop("quantization_config", None)
         config = family.config_class.from_dict(fields)
-    tensors = dict(base.state_dict())
+    # By the weights themselves: transformers does not read the width of a head in a GGUF file.
+    head_dim = len(tensors["model.layers.0.self_attn.k_proj.weight"]) // config.num_key_value_heads
+    if head_dim != getattr(config, "head_dim", config.hidden_size // config.num_attention_heads):
+        config.head_dim = head_dim
     if family is Qwen2ForCausalLM:
         for name, weight in list(tensors.items()):
             if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):

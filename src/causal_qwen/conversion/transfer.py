@@ -13,19 +13,18 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from causal_qwen.calibration import calibrate, text_features
-from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.files import atomic_directory
-from causal_qwen.conversion.sources import Base, ConversionError, load_base
+from causal_qwen.conversion.sources import FAMILIES, Base, ConversionError, load_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
 from causal_qwen.heads import NUM_BIAS
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert"]
+__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert", "load_model"]
 
 CalibrationMode = Literal["default", "published", "none"]
 REPORT_FILE = "conversion.json"
@@ -45,7 +44,7 @@ class Conversion:
         report: What `save` writes to conversion.json.
     """
 
-    model: CausalQwen2ForCausalLM
+    model: CausalLM
     processor: CausalQwen2Processor
     report: dict[str, Any]
 
@@ -80,7 +79,7 @@ def convert(
     seed: int = 0,
     overwrite: bool = False,
 ) -> Conversion:
-    """Convert a base checkpoint of Qwen2 or Llama architecture.
+    """Convert a base checkpoint of Qwen2, Qwen3 or Llama architecture.
 
     Args:
         source: "smollm2" (embedded), a local directory, a .gguf file, a hub id, or a loaded `Base`, left
@@ -126,6 +125,31 @@ def convert(
     return conversion
 
 
+def load_model(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str | None = None,
+    seed: int = 0,
+) -> tuple[CausalLM, CausalQwen2Processor]:
+    """A causal model in evaluation mode, and its processor.
+
+    Args:
+        source: A converted directory, or what `convert` takes, which is converted in memory.
+        dtype: Of the weights; "auto" keeps theirs.
+        device: Where the model goes; it stays on the CPU by default.
+        seed: Of the conversion.
+    """
+    model: Any
+    if (Path(source) / "processor_config.json").is_file():
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
+        processor = CausalQwen2Processor.from_pretrained(source)
+    else:
+        conversion = convert(source, dtype=dtype, seed=seed)
+        model, processor = conversion.model, conversion.processor
+    return model if device is None else model.to(device), processor
+
+
 def bundled_text(name: Literal["calibration", "heldout"]) -> str:
     """A text that comes with the package: "calibration" to fit on, "heldout" to measure on."""
     return (
@@ -135,14 +159,14 @@ def bundled_text(name: Literal["calibration", "heldout"]) -> str:
     )
 
 
-def added_parameters(model: CausalQwen2ForCausalLM, base: Base) -> int:
+def added_parameters(model: CausalLM, base: Base) -> int:
     """Parameters that the causal model has and its base has not."""
     return int(model.num_parameters() - base.model.num_parameters())
 
 
 def _transfer(
     base: Base, num_token: NumToken, causal_size: int | None, constants: dict[str, float], seed: int
-) -> CausalQwen2ForCausalLM:
+) -> CausalLM:
     """The causal model with the base's tensors (shared, except the vocabulary that gained <NUM>)."""
     tensors: dict[str, Tensor] = dict(base.model.state_dict())
     embedding = with_num_row(tensors["model.embed_tokens.weight"], num_token)
@@ -153,12 +177,13 @@ def _transfer(
     for name in ("model_type", "architectures", "transformers_version", "_name_or_path"):
         fields.pop(name, None)
     fields |= {"vocab_size": len(embedding), "num_token_id": num_token.id, "causal_size": causal_size}
-    config = CausalQwen2Config(**fields)
+    family = FAMILIES[type(base.model)]
+    config = family.config_class(**fields)
     if config.causal_size is not None and config.causal_size != config.hidden_size:
         tensors["abduction.loc.weight"], tensors["lm_head.weight"] = _rank(head, config.causal_size, seed)
     with _quiet_loading(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, info = CausalQwen2ForCausalLM.from_pretrained(
+        model, info = family.from_pretrained(
             None, config=config, state_dict=tensors, dtype=base.model.dtype, output_loading_info=True
         )
     unexpected = [*info["unexpected_keys"], *info["mismatched_keys"]]
@@ -168,7 +193,7 @@ def _transfer(
         model.action.bias[num_token.id] = NUM_BIAS
     model.generation_config = base.model.generation_config
     model.to(base.model.device).eval()
-    return cast(CausalQwen2ForCausalLM, model)
+    return cast(CausalLM, model)
 
 
 def _rank(head: Tensor, causal_size: int, seed: int) -> tuple[Tensor, Tensor]:
