@@ -290,24 +290,15 @@ class ActionNetwork(nn.Module):
         *,
         impl: ScoresImpl = "reference",
     ) -> Cauchy:
-        """S for all tokens, or for some rows of W only; arguments as for `token_scores`.
-
-        Args:
-            U: U', (..., D).
-            U0: Common cause, (...).
-            weight: W, (V, D).
-            rows: Token ids (K,) to score; None scores all V.
-            impl: "reference" or "fused".
-        """
+        """S for all tokens, or for some ``rows`` of W only, token ids (K,); else as `token_scores`."""
         bias, balance = exact(self.bias), exact(magnitude(self.balance))  # (V,)
         if rows is not None:
             weight, bias, balance = weight[rows], bias[rows], balance[rows]
         return token_scores(U, U0, weight, bias=bias, balance=balance, impl=impl)
 
-    def z_scores(self, S: Cauchy, rows: Tensor | slice | None = None) -> Tensor:
+    def z_scores(self, S: Cauchy) -> Tensor:
         """(loc_S − C)/scale_S: ordered as P(S > C), without the ties of a saturated probability."""
-        threshold = exact(self.threshold)
-        return (S.loc - (threshold if rows is None else threshold[rows])) / S.scale
+        return (S.loc - exact(self.threshold)) / S.scale
 
     def numbers(self, U: Cauchy) -> Cauchy:
         """Y for U' (..., D), shape (...)."""

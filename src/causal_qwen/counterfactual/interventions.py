@@ -7,9 +7,10 @@ text, not how noise is drawn.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from causal_qwen.causal_lm import CausalLM
@@ -187,8 +188,7 @@ def _branch(
     output = model.generate(
         **inputs, **options, inference_mode="causal", individual=person, return_dict_in_generate=True
     )
-    start = inputs["input_ids"].shape[1]
-    said = output.after(start)
+    said = output.after(inputs["input_ids"].shape[1])
     (text,) = processor.batch_decode(said, skip_special_tokens=True)
     tokens = tuple(said.sequences[0].tolist())
     return Branch(prompt, text, tokens, said.numbers(processor.num_token_id), person)
@@ -196,22 +196,11 @@ def _branch(
 
 def _compared(branch: Branch, factual: Branch) -> Branch:
     """The branch with what sets it apart from the factual one."""
-    said, told = _symbols(branch), _symbols(factual)
-    first = next(
-        (index for index, (one, two) in enumerate(zip(said, told, strict=False)) if one != two), None
-    )
-    if first is None and len(said) != len(told):
-        first = min(len(said), len(told))
-    return Branch(
-        branch.prompt,
-        branch.text,
-        branch.token_ids,
-        branch.numbers,
-        branch.individual,
-        identical_to_factual=first is None,
-        divergence=first,
-        edit_distance=edit_distance(said, told),
-    )
+    ours, theirs = _symbols(branch), _symbols(factual)
+    pairs = itertools.zip_longest(ours, theirs)
+    first = next((index for index, (one, two) in enumerate(pairs) if one != two), None)
+    distance = edit_distance(ours, theirs)
+    return replace(branch, identical_to_factual=first is None, divergence=first, edit_distance=distance)
 
 
 def _symbols(branch: Branch) -> list[tuple[int, float]]:

@@ -18,29 +18,20 @@ __all__ = ["CausalModel"]
 
 
 class CausalModel(Protocol):
-    """A causal language model."""
+    """A causal language model: what `CausalLM` gives to a model of transformers.
+
+    Its private members are hooks of transformers' GenerationMixin, listed in docs/reference/internals.md.
+    """
 
     config: Any
     generation_config: GenerationConfig
+    device: torch.device
     abduction: AbductionNetwork
     action: ActionNetwork
     numeric_embedding: NumericEmbedding
     lm_head: nn.Linear
-
-    @property
-    def device(self) -> torch.device:
-        """Of its weights."""
-        ...
-
-    @property
-    def value_space(self) -> ValueSpace:
-        """Where its numbers live."""
-        ...
-
-    @property
-    def writes_numbers(self) -> bool:
-        """Whether <NUM> can be chosen."""
-        ...
+    value_space: ValueSpace
+    writes_numbers: bool
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """A forward pass."""
@@ -58,20 +49,12 @@ class CausalModel(Protocol):
         """The forward pass, compiled."""
         ...
 
-    # Hooks of transformers' GenerationMixin; docs/reference/internals.md says why each is needed.
-
     def _prefill(self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any]) -> Any: ...
 
-    def _update_model_kwargs_for_generation(
-        self, outputs: Any, model_kwargs: dict[str, Any]
-    ) -> dict[str, Any]: ...
+    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: Any) -> dict[str, Any]: ...
 
-    def _valid_auto_compile_criteria(self, model_kwargs: dict[str, Any], generation_config: Any) -> bool: ...
+    def _valid_auto_compile_criteria(self, model_kwargs: Any, generation_config: Any) -> bool: ...
 
-    def _has_unfinished_sequences(
-        self, this_peer_finished: bool, synced_gpus: bool, device: torch.device
-    ) -> bool: ...
+    def _has_unfinished_sequences(self, finished: bool, synced_gpus: bool, device: Any) -> bool: ...
 
-    def _prepare_generation_config(
-        self, generation_config: GenerationConfig | None, **options: Any
-    ) -> tuple[GenerationConfig, dict[str, Any]]: ...
+    def _prepare_generation_config(self, generation_config: Any, **options: Any) -> Any: ...

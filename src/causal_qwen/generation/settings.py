@@ -63,30 +63,19 @@ def plan(
     generation_config: GenerationConfig | None,
     kwargs: dict[str, Any],
     *,
-    settings: dict[str, Any],
     individual: Individuals | None,
     interval_level: float,
     raw_intervals: bool,
     normalisation: str,
     suppress_unused: bool,
-    own_loop: bool = False,
+    own_loop: bool,
+    **settings: Any,
 ) -> Decision | None:
     """The decision to generate with, or None where transformers' own loop serves: beams, assistants, and what
     Qwen does, as long as no number can be written.
 
-    Args:
-        model: Whose configuration has the last word.
-        inputs: First argument of generate().
-        generation_config: Second argument of generate().
-        kwargs: The others; changed in place to what transformers should see.
-        settings: ``inference_mode``, ``noise_gain``, ``density_floor``, ``persistence`` of the call, for
-            `resolve`.
-        individual: As for generate().
-        interval_level: As for generate().
-        raw_intervals: As for generate().
-        normalisation: As for generate().
-        suppress_unused: As for generate().
-        own_loop: Whether transformers' own loop will not do.
+    Arguments are those of generate(): ``kwargs`` are what it hands on, changed in place to what transformers
+    should see, and ``settings`` are for `resolve`. ``own_loop`` says that transformers' own will not do.
     """
     settings = resolve(model, generation_config, **settings)
     mode = settings.pop("inference_mode")
