@@ -103,7 +103,9 @@ def write_gguf(model, tokenizer, path):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    writer.add_token_list([token for token, _ in vocabulary] + ["ab", *(f"[PAD{i}]" for i in range(259, 300))])
+    writer.add_token_list(
+        [token for token, _ in vocabulary] + ["ab", *(f"[PAD{i}]" for i in range(259, 300))]
+    )
     writer.add_token_types([1] * 256 + [3, 3, 1] + [5] * 41)
     writer.add_token_scores([0.0] * 300)
     writer.add_token_merges(["a b"])  # at least one
