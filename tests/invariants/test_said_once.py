@@ -58,17 +58,11 @@ class Collect(NumberStreamer):
 
 
 def test_a_number_has_the_same_digits_wherever_it_is_written(model, processor, directory):
-    prompt, options = "It cost 12.5 or", {"max_new_tokens": NEW, "return_dict_in_generate": True}
+    prompt = "It cost 12.5 or"
+    options = {"max_new_tokens": NEW, "return_dict_in_generate": True, "inference_mode": "causal"}
     batch = processor(prompt, return_tensors="pt")
     streamer = Collect(processor, skip_prompt=True, skip_special_tokens=True)
-    output = model.generate(
-        **batch,
-        inference_mode="causal",
-        individual=5,
-        streamer=streamer,
-        return_dict_in_generate=True,
-        **options,
-    )
+    output = model.generate(**batch, **options, individual=5, streamer=streamer)
     said = output.after(batch["input_ids"].shape[1])
     numbers = said.numbers(processor.num_token_id)
     assert len(numbers) >= 3
@@ -100,7 +94,7 @@ def test_a_chat_keeps_what_it_showed(directory, monkeypatch):
     result = CliRunner().invoke(app, arguments, input="It cost 12.5\nand\n/quit\n")
     assert result.exit_code == 0, result.output
     answer = prompts[1][1]["content"]
-    assert scan(answer)
+    assert any(character.isdigit() for character in answer)
     assert answer in result.stdout
 
 

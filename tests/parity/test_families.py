@@ -1,4 +1,4 @@
-"""Each family against its own class in transformers: bit for bit, on both engines, from every kind of source."""
+"""Each family against its class in transformers: bit for bit, on both engines, from every kind of source."""
 
 import numpy as np
 import pytest
