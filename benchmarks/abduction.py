@@ -18,7 +18,7 @@ import torch
 
 from causal_qwen import convert
 from causal_qwen.generation.abduction import Abduction, AbductionError, abduct, encode_prompt, unprocessed
-from measure import BASE, Option, Record, Table, run, watched
+from measure import BASE, Option, Record, Table, run_benchmark, watched
 
 PROMPTS = (
     "The reason why the sea is salty is that",
@@ -51,7 +51,7 @@ KINDS = ("sampled", "written")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    run(__file__, __doc__, OPTIONS, figures, tables, quick="fewer texts", argv=argv)
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="fewer texts", argv=argv)
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def replays(model: Any, processor: Any, prompt: str, abduction: Abduction) -> bool:
-    """Whether generate() says the observed tokens, asked once more and from outside."""
+    """Whether generate() says the observed tokens once more, from outside."""
     inputs = encode_prompt(processor, prompt, model.device)
     options = {**inputs, **unprocessed(model), **abduction.settings, "max_new_tokens": len(abduction.tokens)}
     ids = model.generate(**options, inference_mode="causal", individual=abduction.individuals[0])

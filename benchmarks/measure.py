@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def run(
+def run_benchmark(
     script: str,
     documentation: str | None,
     options: Mapping[str, Option],
@@ -240,6 +240,17 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """No collection walks over what exists now, such as vocabularies and modules."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def interleaved(
     variants: Mapping[str, Callable[[], object]], *, repeats: int, warm_up: bool = True
 ) -> dict[str, list[float]]:
@@ -248,13 +259,9 @@ def interleaved(
         for call in variants.values():
             call()
     times: dict[str, list[float]] = {name: [] for name in variants}
-    gc.collect()
-    gc.freeze()  # else every collection would walk over vocabularies and modules
     for _ in watched(range(repeats), "rounds"):
         for name, call in variants.items():
-            gc.collect()
             times[name].append(seconds(call))
-    gc.unfreeze()
     return times
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.conversion import Conversion, convert
-from measure import BASE, Option, Record, Table, python_manual, run, seconds, watched
+from measure import BASE, Option, Record, Table, python_manual, run_benchmark, seconds, watched
 
 HELD_OUT = 8  # batches
 OPTIONS = {
@@ -34,7 +34,7 @@ OPTIONS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train twice, and print both curves."""
-    run(
+    run_benchmark(
         __file__, __doc__, OPTIONS, figures, tables, quick="a few short steps, without calibration", argv=argv
     )
 

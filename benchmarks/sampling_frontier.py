@@ -20,7 +20,7 @@ import torch
 
 from causal_qwen import Individual, convert
 from causal_qwen.conversion import load_base
-from measure import BASE, Option, Record, Table, run, watched
+from measure import BASE, Option, Record, Table, run_benchmark, watched
 
 PROMPTS = (
     "The old man walked slowly down to the harbour and",
@@ -68,7 +68,7 @@ OPTIONS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Sample, score, and draw the frontier."""
-    run(
+    run_benchmark(
         __file__, __doc__, OPTIONS, figures, tables,
         quick="fewer and shorter continuations", argv=argv, picture=draw,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from causal_qwen.simulation import simulate
-from measure import Option, Record, Table, run, watched
+from measure import Option, Record, Table, run_benchmark, watched
 
 OPTIONS = {
     "seeds": Option("of truth, data and starting point", (0, 1, 2, 3, 4), smoke=(0,), quick=(0,)),
@@ -31,7 +31,7 @@ NAMES = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Simulate and print."""
-    run(__file__, __doc__, OPTIONS, figures, tables, quick="one small simulation", argv=argv)
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="one small simulation", argv=argv)
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from causal_qwen.conversion import bundled_text, convert, load_base, measure_parity
-from measure import BASE, Option, Record, Table, run, watched
+from measure import BASE, Option, Record, Table, run_benchmark, watched
 
 CALIBRATIONS = ("default", "published", "none")
 OPTIONS = {"base": BASE, "characters": Option("of held-out text, at most", 1_000_000, smoke=300, quick=2000)}
@@ -23,7 +23,7 @@ OPTIONS = {"base": BASE, "characters": Option("of held-out text, at most", 1_000
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Convert three times, and compare with the base."""
-    run(__file__, __doc__, OPTIONS, figures, tables, quick="less text", argv=argv)
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="less text", argv=argv)
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
