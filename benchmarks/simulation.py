@@ -22,11 +22,12 @@ OPTIONS = {
     "steps": Option("steps of training", 400, smoke=20, quick=100),
 }
 NAMES = {
-    "number_slope": "slope of the number",
-    "number_intercept": "its intercept",
-    "number_scale": "its scale",
-    "prob_num": "probability of a number",
+    "number_slope": "slope of loc_Y, ‖β̂ − β‖/‖β‖",
+    "number_intercept": "its intercept, relative",
+    "number_scale": "scale_Y, median relative error where a number comes",
+    "prob_num": "probability of a number, median absolute error",
 }
+HEADS = {"cauchy": "Cauchy law", "squared": "squared error"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,16 +53,18 @@ def tables(record: Record) -> list[Table]:
             *_median_and_worst(runs, lambda run, name=name: run["parameter_errors"][name], "{:.2%}"),
             f"{bound:.0%}",
         )
-        for name, bound in sorted(runs[0]["tolerances"].items())
+        for name, bound in ((name, runs[0]["tolerances"][name]) for name in NAMES)
     ]
     outliers = [
-        (head, *_median_and_worst(runs, lambda run, head=head: run[f"{head}_error_growth"], "{:.2f}×"))
-        for head in ("cauchy", "squared")
+        (label, *_median_and_worst(runs, lambda run, head=head: run[f"{head}_error_growth"], "{:.2f}×"))
+        for head, label in HEADS.items()
     ]
     title = f"Distance from the truth, {record.options['count']:,} individuals, {seeds} seeds"
     return [
         Table(title, ("parameter", "median", "worst", "tolerance"), recovery),
-        Table("Median error with 30% outliers over without", ("head", "median", "worst"), outliers),
+        Table(
+            "Median error with 30% outliers over without", ("head trained by", "median", "worst"), outliers
+        ),
     ]
 
 

@@ -43,8 +43,8 @@ def tables(record: Record) -> list[Table]:
             f"`{name}`",
             f"{parity['max_abs_logit_diff']}",
             f"{parity['argmax_agreement']:.1%}",
-            f"{parity['ovr_prob_sum_median']:,.5g}",
-            f"{parity['ovr_loss']:,.5g}",
+            _text(parity["ovr_prob_sum_median"]),
+            _text(parity["ovr_loss"]),
         )
         for name, parity in ((name, record.figures[name]) for name in CALIBRATIONS)
     ]
@@ -68,6 +68,10 @@ def headlines(record: Record) -> list[tuple[str, str]]:
         ("deterministic choices that are the base's", agreement),
         ("parameters added", f"{ours['added_parameters_fraction']:.2%}"),
     ]
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value > 100 else f"{value:.3f}"
 
 
 if __name__ == "__main__":
