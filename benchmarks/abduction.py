@@ -125,7 +125,7 @@ def tables(record: Record) -> list[Table]:
         ("seconds per token, of all", f"{values['seconds_per_token']:.2f}", ""),
     ]
     rows += [(f"refused: {reason}", "", "") for reason in values["refused"]]
-    return [Table(f"Abduction, {values['sweeps']} sweeps", ("", *KINDS), rows)]
+    return [Table(f"Abduction with {values['sweeps']} sweeps", ("", *KINDS), rows)]
 
 
 def headlines(record: Record) -> list[tuple[str, str]]:

@@ -249,16 +249,20 @@ def tables(record: Record) -> list[Table]:
     """Each seed and the median; coverage over all rows of all seeds."""
     runs, medians = record.figures["runs"], record.figures["medians"]
     rows = [
-        (label, *(f"{run[name]:.3g}" for run in runs), f"{medians[name]:.3g}")
-        for name, label in LABELS.items()
+        (label, *(_text(name, values[name]) for values in (*runs, medians))) for name, label in LABELS.items()
     ]
     predictions = sum(run["test_rows"] for run in runs)
     label = f"share of 90% intervals that hold, of all {predictions} predictions"
-    rows.append((label, *("" for _ in runs), f"{medians['values_coverage_90_pooled']:.3g}"))
+    pooled = "values_coverage_90_pooled"
+    rows.append((label, *("" for _ in runs), _text(pooled, medians[pooled])))
     title = "{training_rows} cars for training, {test_rows} for the test; {steps} steps".format(
         **runs[0], **record.options
     )
     return [Table(title, ("", *(f"seed {run['seed']}" for run in runs), "median"), rows)]
+
+
+def _text(name: str, value: float) -> str:
+    return f"{value:.0%}" if "coverage" in name else f"{value:.3g}"
 
 
 def headlines(record: Record) -> list[tuple[str, str]]:

@@ -38,6 +38,11 @@ OPTIONS = {
     "batches": Option("positions at a time", (1, 2, 4, 8, 16), smoke=(1, 2)),
     "repeats": Option("interleaved rounds per size", 30, smoke=2),
 }
+QUICK = {
+    "float32": "one token, float32",
+    "bfloat16": "one token, bfloat16",
+    "batch8": "eight tokens, float32",
+}
 VARIANTS = ("linear", "dense", "ours", "ours, no compiler", "ours, choice")
 
 
@@ -120,10 +125,11 @@ def decisions(
 
 def tables(record: Record) -> list[Table]:
     """Ratios to F.linear, and memory."""
+    vocab = record.options["vocabularies"][-1]
     if "times" not in record.figures:
-        return [
-            Table("loc_S and scale_S against the plain head's F.linear", ("", "ratio"), headlines(record))
-        ]
+        ratios = [(label, f"{record.figures[f'{name}_ratio']:.2f}×") for name, label in QUICK.items()]
+        title = f"loc_S and scale_S, {vocab:,} × {WIDTHS[vocab]}, against the plain head's F.linear"
+        return [Table(title, ("", "time"), ratios)]
     rows = []
     for row in record.figures["times"]:
         linear = statistics.median(row["times"]["linear"])
@@ -142,19 +148,10 @@ def tables(record: Record) -> list[Table]:
         for task in record.figures["memory"]
     ]
     columns = ("V × D", "dtype", "batch", "F.linear ms", *VARIANTS[1:], "first use s")
-    vocab = record.options["vocabularies"][-1]
     return [
         Table("Ratios to F.linear", columns, rows),
         Table(f"Peak memory beyond W, V = {vocab:,}, batch 1", ("variant", "dtype", "MB"), memory),
     ]
-
-
-def headlines(record: Record) -> list[tuple[str, str]]:
-    """Of a quick run."""
-    vocab = record.options["vocabularies"][-1]
-    what = f"loc_S and scale_S of one token, {vocab:,} × {WIDTHS[vocab]}, against the plain head"
-    values = "{float32_ratio:.2f}×; {bfloat16_ratio:.2f}×; {batch8_ratio:.2f}×".format(**record.figures)
-    return [(f"{what}: float32; bfloat16; eight tokens in float32", values)]
 
 
 if __name__ == "__main__":

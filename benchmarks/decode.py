@@ -42,6 +42,7 @@ MODES: dict[str, dict[str, Any]] = {
     "causal": {"inference_mode": "causal", "individual": 1, "top_k": 0},
     "causal, top_k 50": {"inference_mode": "causal", "individual": 1, "top_k": 50},
 }
+COMPILED = "transformers float32, compiled"
 BATCHES = (1, 8)
 PROMPT = 32  # tokens of the prompt that the ratios are taken at
 OPTIONS = {
@@ -264,14 +265,14 @@ def rates(base: Any, ids: Tensor, arguments: argparse.Namespace) -> dict[str, di
     rows: dict[str, dict[str, float]] = {}
     makers: dict[str, Callable[[], Any]] = {"transformers float32": lambda: base.model}
     if arguments.compiled == "yes":
-        makers["transformers float32, compiled"] = lambda: base.model
+        makers[COMPILED] = lambda: base.model
     for precision in PRECISIONS:
         makers[f"engine {precision}"] = functools.partial(Engine.from_model, base.model, precision=precision)
     for name, make in makers.items():
         model = make()
         variant: Callable[..., list[float]] = engine_run
         if name.startswith("transformers"):
-            variant = compiled_run if name.endswith("compiled") else transformers_run
+            variant = compiled_run if name == COMPILED else transformers_run
         for batch in (1,) if variant is compiled_run else BATCHES:
             for length in arguments.prompts:
                 prompt = ids[:, :length].expand(batch, -1)
@@ -336,11 +337,11 @@ def tables(record: Record) -> list[Table]:
         )
     batch = f"{values['batch8_vs_batch1']:.1f}× batch 1"
     rows.append(("the engine: float32, batch 8", _rate(values, "batch 8"), batch, ""))
-    decisions = [(f"decisions: {mode}", f"{values[f'{mode}, cost']:.2f}×") for mode in MODES]
+    decisions = [(mode, f"{values[f'{mode}, cost']:.2f}×") for mode in MODES]
     columns = ("", "tokens per second", "against", "of the memory's bandwidth")
     shown = [
         Table(f"Prompt of {PROMPT} tokens, best of {record.options['repeats']} rounds", columns, rows),
-        Table("Decisions against plain steps of the engine", ("", "time"), decisions),
+        Table("Decisions against plain steps of the engine", ("mode", "time"), decisions),
     ]
     return shown + _full_tables(record) if "tables" in values else shown
 
@@ -352,8 +353,8 @@ def _full_tables(record: Record) -> list[Table]:
         engine, _, case = name.rpartition(", batch ")
         rate, first = row["tokens per second"], row["first token, seconds"]
         cells.setdefault(engine, {})[f"batch {case}"] = f"{rate:.0f} ({first:.2f})"
-    order = sorted(cells, key=lambda name: ("engine" in name, "compiled" in name))
-    rates = [(name, *(cells[name].get(case, "–") for case in cases)) for name in order]
+    order = ("transformers float32", COMPILED, *(f"engine {precision}" for precision in PRECISIONS))
+    rates = [(name, *(cells[name].get(case, "–") for case in cases)) for name in order if name in cells]
     quality = [
         (precision, f"{row['nats per token']:.4f}", f"{row['top-1 agreement']:.1%}")
         for precision, row in ((name, record.figures["quality"][name]) for name in PRECISIONS)

@@ -142,7 +142,7 @@ def tables(record: Record) -> list[Table]:
         "setting",
         "nats per token under the base",
         "distinct tokens",
-        f"tokens of probability below {JUNK}",
+        f"junk: tokens of probability below {JUNK:.0e}",
     )
     return [Table(title, columns, rows)]
 

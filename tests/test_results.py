@@ -1,6 +1,7 @@
 """Published figures come from files: every page shows what benchmarks/results holds, and nothing else."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def test_every_file_is_published_and_every_benchmark_has_one():
     assert files <= published, "a file that no page shows"
     scripts = {file.stem for file in BENCHMARKS.glob("*.py")} - {"measure", "render"}
     assert {name.partition(".")[0] for name in published} == scripts
+
+
+@pytest.mark.parametrize("file", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda file: file.stem)
+def test_file_is_of_a_run_that_a_reader_can_repeat(file):
+    command = json.loads(file.read_text(encoding="utf-8"))["command"].split()
+    assert command[:2] == ["python", f"benchmarks/{file.name.partition('.')[0]}.py"]
+    assert ("--quick" in command) == file.stem.endswith(".quick")
+    assert "--smoke" not in command
+    assert not any(word.startswith("/") for word in command)
 
 
 def test_results_have_no_figure_that_is_typed_in():
