@@ -32,6 +32,7 @@ from rich import box, console, progress, table
 
 RESULTS = Path(__file__).parent / "results"
 PICTURES = Path(__file__).parents[1] / "docs" / "assets"
+SECONDS_BETWEEN_LINES = 10.0  # off a terminal
 DIGITS = 5  # significant digits of a published figure
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -154,10 +155,18 @@ def show(shown: Table) -> None:
     console.Console().print(drawn)
 
 
-def watched(items: Sequence[Any] | range, description: str) -> Any:
-    """The items, with a bar where somebody watches."""
+def watched(items: Sequence[Any] | range, description: str) -> Iterator[Any]:
+    """The items, with a bar where somebody watches, and else with a line every ten seconds."""
     screen = console.Console(stderr=True)
-    return progress.track(items, description, console=screen, disable=not screen.is_terminal, transient=True)
+    if screen.is_terminal:
+        yield from progress.track(items, description, console=screen, transient=True)
+        return
+    told = time.monotonic()
+    for index, item in enumerate(items):
+        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
+            print(f"{description}: {index} of {len(items)}", file=sys.stderr, flush=True)
+            told = time.monotonic()
+        yield item
 
 
 # What is published ------------------------------------------------------------------------------------------

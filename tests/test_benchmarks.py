@@ -214,3 +214,10 @@ def test_a_missing_file_names_the_command_that_measures_it(tmp_path, monkeypatch
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"python benchmarks/decode\.py --quick --save"):
         measure.Record.load("decode.quick")
+
+
+def test_who_cannot_see_a_bar_reads_lines(monkeypatch, capsys):
+    measure = importlib.import_module("measure")
+    monkeypatch.setattr(measure, "SECONDS_BETWEEN_LINES", 0.0)
+    assert list(measure.watched(("a", "b"), "letters")) == ["a", "b"]
+    assert capsys.readouterr().err.splitlines() == ["letters: 0 of 2", "letters: 1 of 2"]
