@@ -4,9 +4,10 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 # Workers of the tests, one thread each.
 JOBS ?= 2
+BENCHMARKS := $(filter-out benchmarks/measure.py benchmarks/render.py,$(wildcard benchmarks/*.py))
 PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 
-.PHONY: setup demo test check bench clean docs
+.PHONY: setup demo test check bench results clean docs
 
 setup: $(STAMP)
 
@@ -34,7 +35,11 @@ check: setup
 	$(VENV)/bin/lint-imports
 
 bench: setup
-	for script in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do $(PYTHON) $$script --quick || exit 1; done
+	for script in $(BENCHMARKS); do $(PYTHON) $$script --quick || exit 1; done
+
+# Writes the figures of benchmarks/results into the pages. Measures nothing: a benchmark saves its file with --save.
+results: setup
+	$(PYTHON) benchmarks/render.py
 
 # Built offline, into site/; a warning is an error.
 docs: setup

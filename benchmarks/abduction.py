@@ -1,7 +1,7 @@
 """Can observed texts be abducted, do they replay, and what does a token cost?
 
-On the embedded base: texts that the model sampled itself, and texts that people could have written. A text
-counts as replayed if generate() says its tokens again, all of them, with the individual that `abduct` found.
+Texts that the model sampled itself, and texts that people could have written. A text counts as replayed if
+generate() says its tokens again, all of them, with the individual that `abduct` returns.
 
     python benchmarks/abduction.py
     python benchmarks/abduction.py --quick --json
@@ -10,15 +10,17 @@ counts as replayed if generate() says its tokens again, all of them, with the in
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from causal_qwen import convert
-from causal_qwen.counterfactual.abduction import Abduction, AbductionError, abduct, encode_prompt, unprocessed
-from measure import progress, show
+from causal_qwen.counterfactual import Abduction, AbductionError, abduct
+from causal_qwen.counterfactual.interventions import unprocessed
+from causal_qwen.data import prompt_batch
+from measure import BASE, Option, Record, Table, run_benchmark, watched
 
 PROMPTS = (
     "The reason why the sea is salty is that",
@@ -39,91 +41,103 @@ WRITTEN = (
     ("Water boils at a lower temperature", " in the mountains, which is why the beans took all evening."),
     ("def area(radius):", "\n    return 3.14159 * radius ** 2\n"),
 )
+OPTIONS = {
+    "base": BASE,
+    "sampled": Option("texts that the model samples", 20, smoke=2, quick=3),
+    "written": Option("texts that people could have written", 10, smoke=1, quick=2),
+    "tokens": Option("length of the sampled texts", 16, smoke=2),
+    "sweeps": Option("moves of every coordinate before the draw", 4, smoke=1),
+}
+KINDS = ("sampled", "written")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="3 sampled and 2 written texts")
-    parser.add_argument("--sweeps", type=int, default=4, help="moves of every coordinate before the draw")
-    parser.add_argument("--tokens", type=int, default=16, help="length of the sampled texts")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    arguments = parser.parse_args()
-    sampled, written = (3, 2) if arguments.quick else (20, 10)
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="fewer texts", argv=argv)
 
-    conversion = convert("smollm2")
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rates of replay, the size of the noise, and the cost of a token."""
+    conversion = convert(arguments.base)
     model, processor = conversion.model, conversion.processor
-    texts: list[tuple[str, str, Any]] = [("written", *pair) for pair in WRITTEN[:written]]
-    for seed in range(sampled):
+    texts: list[tuple[str, str, Any]] = [("written", *pair) for pair in WRITTEN[: arguments.written]]
+    for seed in range(arguments.sampled):
         prompt = PROMPTS[seed % len(PROMPTS)]
-        inputs = encode_prompt(processor, prompt, model.device)
+        inputs = prompt_batch(processor, [prompt], model.device)
         options = {**inputs, **unprocessed(model), "max_new_tokens": arguments.tokens}
         ids = model.generate(**options, inference_mode="causal", individual=seed)
         texts.append(("sampled", prompt, ids[0, inputs["input_ids"].shape[1] :].tolist()))
 
-    found: dict[str, list[Abduction]] = {"sampled": [], "written": []}
+    abductions: dict[str, list[Abduction]] = {kind: [] for kind in KINDS}
+    replayed = dict.fromkeys(KINDS, 0)
     refused: list[str] = []
-    replayed = {"sampled": 0, "written": 0}
-    for kind, prompt, text in progress(texts, "abducting"):
+    for kind, prompt, text in watched(texts, "abducting"):
         try:
-            result = abduct(model, processor, prompt, text, sweeps=arguments.sweeps)
+            abduction = abduct(model, processor, prompt, text, sweeps=arguments.sweeps)
         except AbductionError as error:
             refused.append(str(error))
             continue
-        found[kind].append(result)
-        replayed[kind] += replays(model, processor, prompt, result)
+        abductions[kind].append(abduction)
+        replayed[kind] += replays(model, processor, prompt, abduction)
 
-    counts = {kind: sum(one == kind for one, _, _ in texts) for kind in found}
-    everything = found["sampled"] + found["written"]
-    bound = max(float(person.path.abs().max()) for one in everything for person in one.individuals)
-    report = {
-        "sampled_texts": counts["sampled"],
-        "written_texts": counts["written"],
-        "sampled_replay_rate": replayed["sampled"] / counts["sampled"],
-        "written_replay_rate": replayed["written"] / counts["written"],
+    counts = {kind: sum(one == kind for one, _, _ in texts) for kind in KINDS}
+    everything = [abduction for kind in KINDS for abduction in abductions[kind]]
+    return {
+        **{f"{kind}_texts": counts[kind] for kind in KINDS},
+        **{f"{kind}_replay_rate": replayed[kind] / counts[kind] for kind in KINDS},
         "first_replay_rate": statistics.mean(one.replayed for one in everything),
         "seconds_per_token": statistics.median(one.seconds_per_token for one in everything),
-        "sampled_nearest_noise": nearest(found["sampled"]),
-        "written_nearest_noise": nearest(found["written"]),
-        "largest_noise": bound,
+        **{f"{kind}_nearest_noise": nearest(abductions[kind]) for kind in KINDS},
+        "largest_noise": max(
+            float(person.path.abs().max()) for one in everything for person in one.individuals
+        ),
         "sweeps": arguments.sweeps,
         "threads": torch.get_num_threads(),
         "refused": refused,
     }
-    if arguments.json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
-        return
-    show(
-        f"Abduction on the embedded base, {arguments.sweeps} sweeps",
-        ("", "sampled", "written"),
-        [
-            ("texts", str(counts["sampled"]), str(counts["written"])),
-            ("replayed", *(f"{report[f'{kind}_replay_rate']:.0%}" for kind in found)),
-            ("smallest noise (rms)", *(f"{report[f'{kind}_nearest_noise']:.3f}" for kind in found)),
-            ("seconds per token", *(f"{cost(found[kind]):.2f}" for kind in found)),
-        ],
-    )
-    for reason in refused:
-        print(f"refused: {reason}")
 
 
-def replays(model: Any, processor: Any, prompt: str, found: Abduction) -> bool:
-    """Whether generate() says the observed tokens, asked once more and from outside."""
-    inputs = encode_prompt(processor, prompt, model.device)
-    options = {**inputs, **unprocessed(model), **found.settings, "max_new_tokens": len(found.tokens)}
-    ids = model.generate(**options, inference_mode="causal", individual=found.individuals[0])
+def replays(model: Any, processor: Any, prompt: str, abduction: Abduction) -> bool:
+    """Whether generate() says the observed tokens once more, from outside."""
+    inputs = prompt_batch(processor, [prompt], model.device)
+    options = {**inputs, **unprocessed(model), **abduction.settings, "max_new_tokens": len(abduction.tokens)}
+    ids = model.generate(**options, inference_mode="causal", individual=abduction.individuals[0])
     said: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
-    return said == found.tokens
+    return said == abduction.tokens
 
 
-def nearest(results: list[Abduction]) -> float:
+def nearest(abductions: list[Abduction]) -> float:
     """Median over tokens of the root mean square of the smallest noise."""
-    return statistics.median(token.nearest for one in results for token in one.diagnostics)
+    return statistics.median(token.nearest for one in abductions for token in one.diagnostics)
 
 
-def cost(results: list[Abduction]) -> float:
-    """Median over texts of the seconds per token."""
-    return statistics.median(one.seconds_per_token for one in results)
+def tables(record: Record) -> list[Table]:
+    """Both kinds of texts beside each other, and why texts were refused."""
+    values = record.figures
+    rows = [
+        ("texts", *(str(values[f"{kind}_texts"]) for kind in KINDS)),
+        (
+            "explained by an individual that replays them",
+            *(f"{values[f'{kind}_replay_rate']:.0%}" for kind in KINDS),
+        ),
+        (
+            "smallest noise that explains a token, root mean square",
+            *(f"{values[f'{kind}_nearest_noise']:.3f}" for kind in KINDS),
+        ),
+        ("seconds per token, of all", f"{values['seconds_per_token']:.2f}", ""),
+    ]
+    rows += [(f"refused: {reason}", "", "") for reason in values["refused"]]
+    return [Table(f"Abduction with {values['sweeps']} sweeps", ("", *KINDS), rows)]
+
+
+def headlines(record: Record) -> list[tuple[str, str]]:
+    """Texts of both kinds together."""
+    values = record.figures
+    texts = sum(values[f"{kind}_texts"] for kind in KINDS)
+    replayed = sum(values[f"{kind}_texts"] * values[f"{kind}_replay_rate"] for kind in KINDS)
+    return [
+        ("observed texts that an abducted individual replays token for token", f"{replayed:.0f} of {texts}")
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Numbers as numbers against digits as text, on a real table: fuel economy of 392 cars.
 
 The embedded base is trained by examples/configs/cars.yaml, and once more with digits as text: same rows, same
-sentences, full fine-tuning with plain cross-entropy, at least as many seconds of training (``--minutes``);
+sentences, full fine-tuning with plain cross-entropy, at least as many seconds of training (``--seconds``);
 the value is read back from the greedy continuation. Beside them the training median, and gradient boosting on
 the columns. Each seed draws its own split; the median absolute error is in miles per gallon, on rows that
 nobody has trained or calibrated on.
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,64 +29,68 @@ from causal_qwen.conversion import load_base
 from causal_qwen.data import BadRows, Reading, Template, read_rows
 from causal_qwen.training import TrainingRecipe, train
 from causal_qwen.training.preparation import split
-from measure import progress, show
+from measure import BASE, Option, Record, Table, run_benchmark, watched
 
 CONFIG = Path(__file__).parent.parent / "examples/configs/cars.yaml"
 COLUMNS = ("Cylinders", "Displacement", "Horsepower", "Weight_in_lbs", "Acceleration")
+OPTIONS = {
+    "base": BASE,
+    "seeds": Option("of the splits and of training", (0, 1, 2), smoke=(0,), quick=(0,)),
+    "steps": Option("steps of training", 45, smoke=2, quick=2),
+    "seconds": Option("least training time of digits as text", 120.0, smoke=0.0, quick=0.0),
+    "digits_learning_rate": Option("of digits as text", 1e-4, smoke=1e-4),
+}
+LABELS = {
+    "values_mdae": "median absolute error, numbers as numbers",
+    "digits_mdae": "… digits as text, same base and at least the same seconds",
+    "constant_mdae": "… the training median",
+    "boosting_mdae": "… gradient boosting on the columns",
+    "values_num_f1": "F1 of where numbers are written",
+    "values_coverage_90": "share of 90% intervals that hold",
+    "values_coverage_90_raw": "… of the law before calibration",
+    "values_width_90_median": "their median width, miles per gallon",
+    "values_seconds": "seconds of training",
+    "values_total_seconds": "… with conversion, calibration and evaluation",
+}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Compare on every seed, and print the medians over seeds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="two steps of one seed")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--model", default=None, help="a converted directory instead of the recipe's model")
-    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE above the recipe")
-    parser.add_argument("--minutes", type=float, default=2.0, help="least training time of digits as text")
-    parser.add_argument("--digits-learning-rate", type=float, default=1e-4)
-    parser.add_argument("--values-only", action="store_true", help="without digits as text")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.seeds, arguments.set = arguments.seeds[:1], [*arguments.set, "max_steps=2"]
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="two steps of one seed", argv=argv)
+
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every seed's figures, and their medians."""
     runs = [compare(seed, arguments) for seed in arguments.seeds]
-    names = [name for name in runs[0] if name != "seed"]
-    medians = {name: statistics.median(run[name] for run in runs) for name in names}
+    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0] if name != "seed"}
     # One split has few rows: what 90% intervals hold is said over all of them.
-    held = sum(run["values_coverage_90"] * run["test_rows"] for run in runs)
-    medians["values_coverage_90_pooled"] = held / sum(run["test_rows"] for run in runs)
-    if arguments.json:
-        print(json.dumps({"medians": medians, "runs": runs}))
-        return
-    rows = [(name, *(f"{run[name]:.4g}" for run in runs), f"{medians[name]:.4g}") for name in names]
-    pooled = "values_coverage_90_pooled"
-    rows.append((pooled, *("" for _ in runs), f"{medians[pooled]:.4g}"))
-    show("fuel economy", ("", *(f"seed {seed}" for seed in arguments.seeds), "median"), rows)
+    covered = sum(run["values_coverage_90"] * run["test_rows"] for run in runs)
+    medians["values_coverage_90_pooled"] = covered / sum(run["test_rows"] for run in runs)
+    return {"medians": medians, "runs": runs}
 
 
 def compare(seed: int, arguments: argparse.Namespace) -> dict[str, float]:
     """All four on one split."""
-    import yaml
-
-    overrides = {
-        name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in arguments.set)
-    }
-    if arguments.model:
-        overrides["model"] = arguments.model
     with tempfile.TemporaryDirectory() as directory:
-        recipe = TrainingRecipe.from_yaml(CONFIG, output=f"{directory}/values", seed=seed, **overrides)
+        recipe = TrainingRecipe.from_yaml(
+            CONFIG, output=f"{directory}/values", seed=seed, model=arguments.base, max_steps=arguments.steps
+        )
         start = time.perf_counter()
         metrics = train(recipe).metrics
         total = time.perf_counter() - start
     rows = usable_rows(recipe)
-    held, _, rest = split(len(rows), recipe)
-    truth = np.array([rows[i]["Miles_per_Gallon"] for i in held], dtype=float)
-    result = {
+    test, _, rest = split(len(rows), recipe)
+    truth = targets(rows, test)
+    constant = np.median(targets(rows, rest))
+    digits_recipe = dataclasses.replace(recipe, learning_rate=arguments.digits_learning_rate)
+    least = max(metrics["train/seconds"], arguments.seconds) if arguments.seconds else 0.0
+    predicted, steps = digits_as_text(digits_recipe, rows, rest, test, seconds=least)
+    # A continuation that is no number is as wrong as the constant.
+    readable = np.where(np.isfinite(predicted), predicted, constant)
+    return {
         "seed": seed,
         "training_rows": len(rest),
-        "test_rows": len(held),
+        "test_rows": len(test),
         "values_mdae": metrics["eval/reg_mdae"],
         "values_num_f1": metrics["eval/num_f1"],
         "values_coverage_90": metrics["eval/coverage_90"],
@@ -94,23 +98,12 @@ def compare(seed: int, arguments: argparse.Namespace) -> dict[str, float]:
         "values_width_90_median": metrics["eval/width_90_median"],
         "values_seconds": metrics["train/seconds"],
         "values_total_seconds": total,
-        "constant_mdae": median_error(np.full(len(held), np.median(targets(rows, rest))), truth),
-        "boosting_mdae": median_error(boosting(rows, rest, held), truth),
+        "constant_mdae": median_error(np.full(len(test), constant), truth),
+        "boosting_mdae": median_error(boosting(rows, rest, test), truth),
+        "digits_mdae": median_error(readable, truth),
+        "digits_unreadable": float((~np.isfinite(predicted)).mean()),
+        "digits_steps": steps,
     }
-    if not arguments.values_only:
-        seconds = max(metrics["train/seconds"], 60 * arguments.minutes)
-        predicted, steps = digits_as_text(
-            dataclasses.replace(recipe, learning_rate=arguments.digits_learning_rate),
-            rows, rest, held, seconds=seconds, quick=arguments.quick,
-        )  # fmt: skip
-        # A continuation that is no number is as wrong as the constant.
-        guess = np.where(np.isfinite(predicted), predicted, np.median(targets(rows, rest)))
-        result |= {
-            "digits_mdae": median_error(guess, truth),
-            "digits_unreadable": float((~np.isfinite(predicted)).mean()),
-            "digits_steps": steps,
-        }
-    return result
 
 
 def usable_rows(recipe: TrainingRecipe) -> list[dict[str, Any]]:
@@ -135,7 +128,7 @@ def median_error(predicted: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -
     return float(np.median(np.abs(predicted - truth)))
 
 
-def boosting(rows: list[dict[str, Any]], rest: list[int], held: list[int]) -> np.ndarray[Any, Any]:
+def boosting(rows: list[dict[str, Any]], rest: list[int], test: list[int]) -> np.ndarray[Any, Any]:
     """Gradient boosting on the columns, origin and year included."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -148,22 +141,21 @@ def boosting(rows: list[dict[str, Any]], rest: list[int], held: list[int]) -> np
         dtype=float,
     )
     model = HistGradientBoostingRegressor(random_state=0).fit(table[rest], targets(rows, rest))
-    return np.asarray(model.predict(table[held]))
+    return np.asarray(model.predict(table[test]))
 
 
 def digits_as_text(
     recipe: TrainingRecipe,
     rows: list[dict[str, Any]],
     rest: list[int],
-    held: list[int],
+    test: list[int],
     *,
     seconds: float,
-    quick: bool,
 ) -> tuple[np.ndarray[Any, Any], int]:
     """Predictions of the plain base, fine-tuned on the same sentences for the same seconds."""
     assert recipe.template is not None
     torch.manual_seed(recipe.seed)
-    base = load_base("smollm2" if Path(recipe.model).is_dir() else recipe.model)
+    base = load_base(recipe.model)
     model: Any = base.model
     tokenizer = base.tokenizer
     template = Template(recipe.template, recipe.target)
@@ -173,12 +165,10 @@ def digits_as_text(
         before = tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
         after = tokenizer(f" {completion}", add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         encoded.append((before + after, [-100] * len(before) + after))
-    steps = fine_tune(
-        model, encoded, tokenizer.eos_token_id, recipe, seconds=seconds, most=2 if quick else None
-    )
+    steps = fine_tune(model, encoded, tokenizer.eos_token_id, recipe, seconds=seconds)
     model.eval()
     predicted = []
-    for i in held:
+    for i in test:
         prompt = template.render(rows[i])[0].rstrip()
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
         outputs = model.generate(
@@ -196,7 +186,6 @@ def fine_tune(
     recipe: TrainingRecipe,
     *,
     seconds: float,
-    most: int | None,
 ) -> int:
     """AdamW with the recipe's learning rate, warm-up and cosine, for as many steps as the seconds allow.
 
@@ -223,7 +212,7 @@ def fine_tune(
     start = time.perf_counter()
     for _ in range(3):
         step(next(stream), optimizer)
-    count = most or max(int(seconds / ((time.perf_counter() - start) / 3)), 1)
+    count = max(int(seconds / ((time.perf_counter() - start) / 3)), 1)
     warm = max(int(recipe.warmup * count), 1)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
@@ -231,7 +220,7 @@ def fine_tune(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warm, 0.5 * (1 + math.cos(math.pi * i / count)))
     )
-    for _, batch in zip(progress(range(count), "digits as text"), stream, strict=False):
+    for _, batch in zip(watched(range(count), "digits as text"), stream, strict=False):
         step(batch, optimizer)
         schedule.step()
     return count
@@ -254,6 +243,46 @@ def as_number(text: str) -> float:
         return float(words[0].rstrip(".,;"))
     except (ValueError, IndexError):
         return math.nan
+
+
+def tables(record: Record) -> list[Table]:
+    """Each seed and the median; coverage over all rows of all seeds."""
+    runs, medians = record.figures["runs"], record.figures["medians"]
+    rows = [
+        (label, *(_text(name, values[name]) for values in (*runs, medians))) for name, label in LABELS.items()
+    ]
+    predictions = sum(run["test_rows"] for run in runs)
+    label = f"share of 90% intervals that hold, of all {predictions} predictions"
+    pooled = "values_coverage_90_pooled"
+    rows.append((label, *("" for _ in runs), _text(pooled, medians[pooled])))
+    title = "{training_rows} cars for training, {test_rows} for the test; {steps} steps".format(
+        **runs[0], **record.options
+    )
+    return [Table(title, ("", *(f"seed {run['seed']}" for run in runs), "median"), rows)]
+
+
+def _text(name: str, value: float) -> str:
+    return f"{value:.0%}" if "coverage" in name else f"{value:.3g}"
+
+
+def headlines(record: Record) -> list[tuple[str, str]]:
+    """Errors beside each other, and what the intervals hold."""
+    runs, medians = record.figures["runs"], record.figures["medians"]
+    errors = "; ".join(
+        f"{medians[f'{name}_mdae']:.1f}" for name in ("values", "digits", "constant", "boosting")
+    )
+    who = "numbers; digits as text; training median; boosting"
+    predictions = sum(run["test_rows"] for run in runs)
+    return [
+        (
+            f"fuel economy of unseen cars, {len(runs)} splits, median error: {who}",
+            f"{errors} miles per gallon",
+        ),
+        (
+            f"90% intervals that hold, of {predictions} predictions",
+            f"{medians['values_coverage_90_pooled']:.0%}",
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ All variants continue the same prompt greedily and are run in turn within each r
 after the first token; a ratio is the median over rounds. llama.cpp takes part where ``pip install xllamacpp``
 works; it reads the embedded base in its 4 bits, and reports its own rate of generation.
 
-    python benchmarks/decode.py                 # every figure, and docs/assets/decoder_cache.png with --plot
+    python benchmarks/decode.py                 # every figure, in ten minutes
     python benchmarks/decode.py --quick --json  # the ratios, in about three minutes
 """
 
@@ -15,11 +15,9 @@ import functools
 import gc
 import importlib.util
 import itertools
-import json
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +25,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CompileConfig, StoppingCriteria
 
-import causal_qwen
 from causal_qwen import convert
-from causal_qwen.conversion import load_base
+from causal_qwen.conversion import bundled_text, load_base
 from causal_qwen.decoder import Engine
-from measure import in_child, progress, seconds, show
+from measure import BASE, Option, Record, Table, in_child, ratio, run_benchmark, seconds, watched
 
-PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+BASELINES = {"float32": "transformers", "bfloat16": "transformers", "int8": "llamacpp", "int4": "llamacpp"}
+PRECISIONS = tuple(BASELINES)
 SAMPLED = {"inference_mode": "standard", "do_sample": True, "individual": 1}
 MODES: dict[str, dict[str, Any]] = {
     "compatible": {"inference_mode": "compatible", "do_sample": False},
@@ -42,6 +40,17 @@ MODES: dict[str, dict[str, Any]] = {
     "standard, sampled, top_k 50": SAMPLED | {"top_k": 50},
     "causal": {"inference_mode": "causal", "individual": 1, "top_k": 0},
     "causal, top_k 50": {"inference_mode": "causal", "individual": 1, "top_k": 50},
+}
+COMPILED = "transformers float32, compiled"
+BATCHES = (1, 8)
+PROMPT = 32  # tokens of the prompt that the ratios are taken at
+OPTIONS = {
+    "base": BASE,
+    "repeats": Option("interleaved rounds", 5, smoke=1),
+    "tokens": Option("new tokens per run", 24, smoke=3),
+    "characters": Option("of held-out text, at most", 1_000_000, smoke=100),
+    "prompts": Option("tokens of the prompts of the table", (PROMPT, 512), smoke=(PROMPT,)),
+    "compiled": Option("whether transformers' compiled step takes part: yes or no", "yes", smoke="no"),
 }
 # A run gives the seconds of each new token, the first one with the prompt.
 Run = Callable[[], list[float]]
@@ -62,7 +71,7 @@ class Clock(StoppingCriteria):
 class Pairs(StoppingCriteria):
     """Takes one plain greedy step after every token of generate(), and times both, but for the first.
 
-    The memory's speed drifts within seconds by more than the few percent that are asked about: costs are
+    The memory's speed drifts within seconds by more than the few percent that decisions cost: they are
     compared token by token.
 
     Args:
@@ -89,45 +98,26 @@ class Pairs(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print tables or one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="the ratios only, prompt of 32 tokens")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds")
-    parser.add_argument("--tokens", type=int, default=24, help="new tokens per run")
-    parser.add_argument("--plot", type=Path, help="where the plot of steps against length is written")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps({"rate": llama_cpp_rate(**json.loads(arguments.child))}))
-        return
-    base = load_base("smollm2")
-    ids = held_out(base.tokenizer)
-    figures = ratios(base, ids[:, :32], arguments.tokens, arguments.repeats)
-    if not arguments.quick:
-        figures["tables"] = tables(base, ids, arguments.tokens, arguments.repeats)
-        figures["quality"] = {precision: quality(base, ids, precision) for precision in PRECISIONS}
-        figures["seconds per step"] = growth(Engine.from_model(base.model), ids, plot=arguments.plot)
-    if arguments.json:
-        print(json.dumps(figures))
-        return
-    for name, value in list(figures.items()):
-        if isinstance(value, dict):
-            rows = [(str(key), *map(_text, _values(entry))) for key, entry in value.items()]
-            titles = _titles(next(iter(value.values())))
-            show(name, ("", *titles), rows)
-            del figures[name]
-    show("ratios", ("figure", "value"), [(name, _text(value)) for name, value in figures.items()])
+    run_benchmark(
+        __file__, __doc__, OPTIONS, figures, tables,
+        quick="the ratios only", argv=argv, child=llama_cpp_rate,
+    )  # fmt: skip
 
 
-def held_out(tokenizer: Any) -> Tensor:
-    """Ids of text that calibration never saw, (1, T)."""
-    text = (Path(causal_qwen.__file__).parent / "conversion" / "heldout.txt").read_text(encoding="utf-8")
-    ids: Tensor = tokenizer(text, return_tensors="pt").input_ids
-    return ids[:, :1024]
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The ratios; without --quick also rates by batch and prompt, and quality."""
+    base = load_base(arguments.base)
+    text = bundled_text("heldout")[: arguments.characters]  # calibration never reads it
+    ids = base.tokenizer(text, return_tensors="pt").input_ids[:, :1024]  # (1, T)
+    values = ratios(base, ids, arguments)
+    if arguments.quick:
+        return values
+    return values | {
+        "tables": rates(base, ids, arguments),
+        "quality": {precision: quality(base, ids, precision) for precision in PRECISIONS},
+    }
 
 
 # Variants ---------------------------------------------------------------------------------------------------
@@ -172,8 +162,10 @@ def memory_run(array: Tensor) -> list[float]:
     return [seconds(array.sum) for _ in range(8)]
 
 
-def llama_cpp_rate(prompt: str, tokens: int) -> float:
-    """Tokens per second of llama.cpp on the embedded 4-bit file, by its own count; the second of two runs."""
+def llama_cpp_rate(prompt: str, tokens: int) -> dict[str, float]:
+    """{"rate"}: llama.cpp's tokens per second on the embedded 4-bit file, by its own count; of two runs the
+    second.
+    """
     import xllamacpp
 
     from causal_qwen.conversion.sources import _embedded_file
@@ -184,18 +176,19 @@ def llama_cpp_rate(prompt: str, tokens: int) -> float:
     parameters.cpuparams.n_threads = torch.get_num_threads()
     parameters.verbosity = -1
     server = xllamacpp.Server(parameters)
-    asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
-    answers = [server.handle_completions(asked | {"cache_prompt": False}) for _ in range(2)]
-    return float(answers[1]["timings"]["predicted_per_second"])
+    request = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    answers = [server.handle_completions(request | {"cache_prompt": False}) for _ in range(2)]
+    return {"rate": float(answers[1]["timings"]["predicted_per_second"])}
 
 
 # Figures ----------------------------------------------------------------------------------------------------
 
 
-def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
+def ratios(base: Any, text: Tensor, arguments: argparse.Namespace) -> dict[str, Any]:
     """The headline ratios, each within one set of interleaved rounds."""
+    ids, tokens, repeats = text[:, :PROMPT], arguments.tokens, arguments.repeats
     engines = {precision: Engine.from_model(base.model, precision=precision) for precision in PRECISIONS}
-    half = load_base("smollm2", dtype=torch.bfloat16).model
+    half = load_base(arguments.base, dtype=torch.bfloat16).model
     variants: dict[str, Run] = {
         "transformers float32": functools.partial(transformers_run, base.model, ids, tokens),
         "transformers bfloat16": functools.partial(transformers_run, half, ids, tokens),
@@ -207,45 +200,45 @@ def ratios(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
     variants["memory"] = functools.partial(memory_run, array)
     task = {"prompt": base.tokenizer.decode(ids[0]), "tokens": tokens}
     peer = None
-    if importlib.util.find_spec("xllamacpp") is not None:
+    if arguments.base == BASE.full and importlib.util.find_spec("xllamacpp") is not None:
         # A process of its own: its threads must not wait beside ours.
         peer = functools.partial(in_child, __file__, task)
     rates = rounds(variants, repeats, peer=peer)
     limit = array.nbytes * max(rates.pop("memory"))  # bytes per second
-    text = held_out(base.tokenizer)[:, :512]
-    figures: dict[str, Any] = {
-        "float32_vs_transformers": _ratio(rates, "float32", "transformers float32"),
-        "bfloat16_vs_transformers": _ratio(rates, "bfloat16", "transformers bfloat16"),
-        "int8_vs_llamacpp": None if peer is None else _ratio(rates, "int8", "llama.cpp"),
-        "int4_vs_llamacpp": None if peer is None else _ratio(rates, "int4", "llama.cpp"),
+    text = text[:, :512]
+    values: dict[str, Any] = {
+        "float32_vs_transformers": ratio(rates, "float32", "transformers float32"),
+        "bfloat16_vs_transformers": ratio(rates, "bfloat16", "transformers bfloat16"),
+        "int8_vs_llamacpp": None if peer is None else ratio(rates, "int8", "llama.cpp"),
+        "int4_vs_llamacpp": None if peer is None else ratio(rates, "int4", "llama.cpp"),
         "int8_top1_agreement": agreement(engines["float32"], engines["int8"], text),
         "int4_top1_agreement": agreement(engines["float32"], engines["int4"], text),
-        "batch8_vs_batch1": 8 * _ratio(rates, "batch 8", "float32"),
+        "batch8_vs_batch1": 8 * ratio(rates, "batch 8", "float32"),
     }
-    for name, values in rates.items():
+    for name, measured in rates.items():
         rows = 8 if name == "batch 8" else 1
-        figures[f"{name}, tokens per second"] = rows * max(values)
+        values[f"{name}, tokens per second"] = rows * max(measured)
     for precision, engine in engines.items():
         read = engine.weights.step_bytes * max(rates[precision])
-        figures[f"{precision}, share of bandwidth"] = read / limit
+        values[f"{precision}, share of bandwidth"] = read / limit
     del engines, half, variants
     gc.collect()
-    return figures | causal(base, ids, tokens, repeats)
+    return values | causal(base, ids, tokens, repeats)
 
 
 def causal(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, Any]:
     """Every mode in the engine against its own plain greedy steps."""
     model = convert(base, calibration="none").model
-    native = Engine.from_model(model)
+    engine = Engine.from_model(model)
     costs = {}
     for mode, options in MODES.items():
-        ratios = []
-        for turn in progress(range(repeats + 1), mode):
-            pairs = Pairs(native.engine, ids, tokens)
-            generated(model, ids, tokens, pairs, engine=native, **options)
+        costs_by_token = []
+        for turn in watched(range(repeats + 1), mode):
+            pairs = Pairs(engine, ids, tokens)
+            generated(model, ids, tokens, pairs, engine=engine, **options)
             if turn:  # the first one warms up
-                ratios += pairs.ratios
-        costs[mode] = statistics.median(ratios)
+                costs_by_token += pairs.ratios
+        costs[mode] = statistics.median(costs_by_token)
     return {"causal_vs_plain": max(costs.values())} | {f"{mode}, cost": costs[mode] for mode in MODES}
 
 
@@ -253,37 +246,37 @@ def rounds(
     variants: dict[str, Run], repeats: int, *, peer: Callable[[], dict[str, Any]] | None = None
 ) -> dict[str, list[float]]:
     """Steps per second after the first token, of each variant in each round."""
-    for run in variants.values():
-        run()  # compiles
+    for variant in variants.values():
+        variant()  # compiles
     rates: dict[str, list[float]] = {name: [] for name in variants}
     if peer is not None:
         rates["llama.cpp"] = []
-    for _ in progress(range(repeats), "rounds"):
-        for name, run in variants.items():
-            rates[name].append(1 / statistics.median(run()[1:]))
+    for _ in watched(range(repeats), "rounds"):
+        for name, variant in variants.items():
+            rates[name].append(1 / statistics.median(variant()[1:]))
         if peer is not None:
             rates["llama.cpp"].append(peer()["rate"])
     return rates
 
 
-def tables(base: Any, ids: Tensor, tokens: int, repeats: int) -> dict[str, dict[str, float]]:
+def rates(base: Any, ids: Tensor, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Tokens per second and seconds to the first token, by batch and prompt."""
     rows: dict[str, dict[str, float]] = {}
-    makers: dict[str, Callable[[], Any]] = {
-        "transformers float32": lambda: base.model,
-        "transformers float32, compiled": lambda: base.model,
-    }
+    makers: dict[str, Callable[[], Any]] = {"transformers float32": lambda: base.model}
+    if arguments.compiled == "yes":
+        makers[COMPILED] = lambda: base.model
     for precision in PRECISIONS:
         makers[f"engine {precision}"] = functools.partial(Engine.from_model, base.model, precision=precision)
     for name, make in makers.items():
         model = make()
-        run: Callable[..., list[float]] = engine_run
+        variant: Callable[..., list[float]] = engine_run
         if name.startswith("transformers"):
-            run = compiled_run if name.endswith("compiled") else transformers_run
-        for batch in (1,) if run is compiled_run else (1, 8):
-            for length in (32, 512):
+            variant = compiled_run if name == COMPILED else transformers_run
+        for batch in (1,) if variant is compiled_run else BATCHES:
+            for length in arguments.prompts:
                 prompt = ids[:, :length].expand(batch, -1)
-                measured = [run(model, prompt, tokens) for _ in range(max(repeats // 2, 2))][1:]
+                turns = range(max(arguments.repeats // 2, 2))
+                measured = [variant(model, prompt, arguments.tokens) for _ in turns][1:]
                 rows[f"{name}, batch {batch}, prompt {length}"] = {
                     "tokens per second": batch / min(statistics.median(times[1:]) for times in measured),
                     "first token, seconds": min(times[0] for times in measured),
@@ -319,60 +312,84 @@ def quality(base: Any, ids: Tensor, precision: str) -> dict[str, float]:
     }
 
 
-@torch.no_grad()
-def growth(engine: Engine, ids: Tensor, *, plot: Path | None) -> dict[int, dict[str, float]]:
-    """Seconds of one step at growing lengths: O(n) with a cache, O(n²) without."""
-    rows = {}
-    text = ids.repeat(1, 8)
-    for length in (64, 256, 1024, 4096):
-        cache = engine.new_cache(1, length + 16)
-        whole = [seconds(lambda length=length: engine.hidden(text[:, :length])) for _ in range(2)]
-        engine.hidden(text[:, :length], None, cache)
-        steps = [seconds(lambda cache=cache: engine.hidden(ids[:, :1], None, cache)) for _ in range(12)]
-        rows[length] = {"with a cache": statistics.median(steps), "without": min(whole)}
-    if plot is not None:
-        draw(rows, plot)
-    return rows
+# What is shown ----------------------------------------------------------------------------------------------
 
 
-def draw(rows: dict[int, dict[str, float]], file: Path) -> None:
-    """Both curves on logarithmic axes, with the slope of n² for the eye."""
-    from matplotlib.figure import Figure
+def tables(record: Record) -> list[Table]:
+    """Rates and ratios; of a full run also rates by batch and prompt, and quality."""
+    values = record.figures
+    rows = [
+        (f"transformers, eager: {precision}", _rate(values, f"transformers {precision}"), "", "")
+        for precision in ("float32", "bfloat16")
+    ]
+    rows.append(("llama.cpp, the same weights in 4 bits", _rate(values, "llama.cpp"), "", ""))
+    for precision, baseline in BASELINES.items():
+        against = values[f"{precision}_vs_{baseline}"]
+        name = baseline.replace("llamacpp", "llama.cpp")
+        rows.append(
+            (
+                f"the engine: {precision}",
+                _rate(values, precision),
+                "–" if against is None else f"{against:.2f}× {name}",
+                f"{values[f'{precision}, share of bandwidth']:.0%}",
+            )
+        )
+    batch = f"{values['batch8_vs_batch1']:.1f}× batch 1"
+    rows.append(("the engine: float32, batch 8", _rate(values, "batch 8"), batch, ""))
+    decisions = [(mode, f"{values[f'{mode}, cost']:.2f}×") for mode in MODES]
+    columns = ("", "tokens per second", "against", "of the memory's bandwidth")
+    shown = [
+        Table(f"Prompt of {PROMPT} tokens, best of {record.options['repeats']} rounds", columns, rows),
+        Table("Decisions against plain steps of the engine", ("mode", "time"), decisions),
+    ]
+    return shown + _full_tables(record) if "tables" in values else shown
 
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for name, marker in (("without", "o"), ("with a cache", "s")):
-        axes.plot(list(rows), [1000 * row[name] for row in rows.values()], marker=marker, label=name)
-    ends = [length for length in rows if length >= 1024]
-    last = 1000 * rows[ends[-1]]["without"]
-    axes.plot(ends, [last * (n / ends[-1]) ** 2 for n in ends], ":", color="gray", label="slope of n²")
-    axes.set(xscale="log", yscale="log", xlabel="tokens so far", ylabel="milliseconds per step")
-    axes.set_xticks(list(rows), [f"{length:,}" for length in rows])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+
+def _full_tables(record: Record) -> list[Table]:
+    cells: dict[str, dict[str, str]] = {}
+    cases = [f"batch {batch}, prompt {length}" for batch in BATCHES for length in record.options["prompts"]]
+    for name, row in record.figures["tables"].items():
+        engine, _, case = name.rpartition(", batch ")
+        rate, first = row["tokens per second"], row["first token, seconds"]
+        cells.setdefault(engine, {})[f"batch {case}"] = f"{rate:.0f} ({first:.2f})"
+    order = ("transformers float32", COMPILED, *(f"engine {precision}" for precision in PRECISIONS))
+    rates = [(name, *(cells[name].get(case, "–") for case in cases)) for name in order if name in cells]
+    quality = [
+        (precision, f"{row['nats per token']:.4f}", f"{row['top-1 agreement']:.1%}")
+        for precision, row in ((name, record.figures["quality"][name]) for name in PRECISIONS)
+    ]
+    return [
+        Table("Tokens per second (seconds to the first token)", ("", *cases), rates),
+        Table(
+            "Quality on held-out text, read token by token",
+            ("", "nats per token", "float32's token"),
+            quality,
+        ),
+    ]
+
+
+def headlines(record: Record) -> list[tuple[str, str]]:
+    """Against transformers and llama.cpp, and what decisions cost."""
+    values = record.figures
+    engine = ", ".join(_rate(values, precision) for precision in ("float32", "int8", "int4"))
+    eager, peer = (_rate(values, name) for name in ("transformers float32", "llama.cpp"))
+    costs = "; ".join(f"{values[f'{mode}, cost']:.2f}×" for mode in ("compatible", "standard", "causal"))
+    return [
+        (
+            "our engine on the CPU, tokens per second: float32, int8, int4",
+            f"{engine} (transformers {eager}, llama.cpp in 4 bits {peer})",
+        ),
+        ("its steps in `compatible`; `standard`; `causal` against plain ones", costs),
+    ]
+
+
+def _rate(values: dict[str, Any], name: str) -> str:
+    rate = values.get(f"{name}, tokens per second")
+    return "–" if rate is None else f"{rate:.0f}"
 
 
 def _differences(times: list[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(times)]
-
-
-def _ratio(rates: dict[str, list[float]], name: str, baseline: str) -> float:
-    return statistics.median(ours / theirs for ours, theirs in zip(rates[name], rates[baseline], strict=True))
-
-
-def _values(entry: Any) -> list[Any]:
-    return list(entry.values()) if isinstance(entry, dict) else [entry]
-
-
-def _titles(entry: Any) -> list[str]:
-    return list(entry) if isinstance(entry, dict) else ["value"]
-
-
-def _text(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

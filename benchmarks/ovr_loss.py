@@ -13,12 +13,11 @@ import argparse
 import functools
 import importlib
 import importlib.util
-import json
 import statistics
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,58 +25,71 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.conversion import bundled_text, convert, load_base
 from causal_qwen.losses import ovr_loss
-from measure import available, in_child, interleaved, peak_beyond, progress, ratio, show
+from measure import (
+    BASE,
+    Option,
+    Record,
+    Table,
+    available,
+    in_child,
+    interleaved,
+    peak_beyond,
+    ratio,
+    run_benchmark,
+    watched,
+)
 
-SIZES = ((49_152, 576), (151_936, 896))  # (V, H) of the embedded base and of Qwen2.5-0.5B
-TOKENS = (256, 512, 1024, 2048, 4096)
-VOCABULARIES = (12_288, 24_576, 49_152, 98_304)
-STEP_SHAPE = (4, 256)
-NEGATIVES = 4096
-QUICK_BUDGET = 165.0  # seconds; a second round starts only if it fits
+WIDTHS = {151_936: 896}  # D of a vocabulary: Qwen2.5-0.5B's; the embedded base's for all others
+EMBEDDED_WIDTH = 576
+GROWTH_TOKENS = 512
 TENSORS_HELD = {"plain": 3, "reference": 12, "cut-cross-entropy": 3}  # (N, V) each, at the peak
-VARIANTS = ("plain", "reference", "fused", "sampled", "cut-cross-entropy", "liger")
+OURS = ("plain", "fused", "sampled")
+ALL = ("plain", "reference", "fused", "sampled", "cut-cross-entropy", "liger")
+OPTIONS = {
+    "base": BASE,
+    "vocabularies": Option("sizes V of the head", (49_152, 151_936), smoke=(512,), quick=(151_936,)),
+    "tokens": Option("positions", (256, 512, 1024, 2048, 4096), smoke=(32,), quick=(2048,)),
+    "growth": Option("further sizes V, at 512 positions", (12_288, 24_576, 98_304), smoke=()),
+    "variants": Option("of the loss", ALL, smoke=("plain", "reference", "fused", "sampled"), quick=OURS),
+    "negatives": Option("tokens that the sampled loss draws", 4096, smoke=32),
+    "rows": Option("sequences of the training step", 4, smoke=1),
+    "length": Option("tokens per sequence", 256, smoke=70),
+    "repeats": Option("interleaved rounds per size", 3, smoke=1, quick=2),
+    "budget": Option("seconds in which a further quick round must fit", 165.0, smoke=0.0),
+}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print tables or one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="only the figures of the acceptance list")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved rounds per size")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(child(**json.loads(arguments.child))))
-        return
-    result = quick() if arguments.quick else full(arguments.repeats)
-    if arguments.json:
-        print(json.dumps(result))
-    elif arguments.quick:
-        show("One-vs-Rest against F.linear + F.cross_entropy", ("figure", "ratio"), rows_of(result))
-    else:
-        show_full(result)
+    run_benchmark(
+        __file__, __doc__, OPTIONS, figures, tables,
+        quick="only the figures of the acceptance list", argv=argv, child=child,
+    )  # fmt: skip
 
 
-def quick() -> dict[str, float]:
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Quick: the ratios of one size and of the training step. Else everything."""
+    return quick(arguments) if arguments.quick else full(arguments)
+
+
+def quick(arguments: argparse.Namespace) -> dict[str, Any]:
     """Ratios at 2,048 tokens × 151,936 tokens of vocabulary, and of the training step at 4 × 256."""
     start = time.monotonic()
-    steps = step_times(repeats=2)
+    steps = step_times(arguments)
     rounds: list[dict[str, dict[str, float]]] = []
     while True:
         began = time.monotonic()
-        size = {"vocab": 151_936, "width": 896, "tokens": 2048}
-        rounds.append({name: in_child(__file__, {"variant": name, **size}) for name in VARIANTS_OF_QUICK})
+        rounds.append(head_round(arguments, arguments.vocabularies[0], arguments.tokens[0]))
         now = time.monotonic()
-        if now - start + (now - began) > QUICK_BUDGET:
+        if now - start + (now - began) > arguments.budget:
             break
     for measured in rounds:
-        for name, figures in measured.items():
-            if "error" in figures:
-                sys.exit(f"{name}: {figures['error']}")
-    times = {name: [measured[name]["seconds"] for measured in rounds] for name in VARIANTS_OF_QUICK}
+        for name, values in measured.items():
+            if "error" in values:
+                sys.exit(f"{name}: {values['error']}")
+    times = {name: [measured[name]["seconds"] for measured in rounds] for name in OURS}
     memory = [measured["fused"]["bytes"] / measured["plain"]["bytes"] for measured in rounds]
     return {
         "fused_time_ratio": ratio(times, "fused", "plain"),
@@ -88,39 +100,51 @@ def quick() -> dict[str, float]:
     }
 
 
-VARIANTS_OF_QUICK = ("plain", "fused", "sampled")
-
-
-def full(repeats: int) -> dict[str, Any]:
+def full(arguments: argparse.Namespace) -> dict[str, Any]:
     """All variants at all sizes, growth with V and with T, exactness, and the training step."""
-    tasks = [(vocab, width, tokens) for vocab, width in SIZES for tokens in TOKENS]
-    tasks += [(vocab, 576, 512) for vocab in VOCABULARIES if (vocab, 576, 512) not in tasks]
+    tasks = [(vocab, tokens) for vocab in arguments.vocabularies for tokens in arguments.tokens]
+    tasks += [(vocab, GROWTH_TOKENS) for vocab in arguments.growth]
     sizes = []
-    for vocab, width, tokens in progress(tasks, "sizes"):
-        size = {"vocab": vocab, "width": width, "tokens": tokens}
-        rounds = [
-            {name: in_child(__file__, {"variant": name, **size}) for name in VARIANTS} for _ in range(repeats)
-        ]
-        sizes.append(size | {"rounds": rounds})
-    steps = step_times(repeats=repeats)
-    memory = {name: in_child(__file__, {"variant": name, "step": True}) for name in VARIANTS_OF_QUICK}
-    return {"sizes": sizes, "step_seconds": steps, "step_memory": memory, "exactness": exactness()}
+    for vocab, tokens in watched(tasks, "sizes"):
+        rounds = [head_round(arguments, vocab, tokens) for _ in range(arguments.repeats)]
+        sizes.append({"vocab": vocab, "width": width_of(vocab), "tokens": tokens, "rounds": rounds})
+    shape = {name: getattr(arguments, name) for name in ("base", "rows", "length")}
+    return {
+        "sizes": sizes,
+        "step_seconds": step_times(arguments),
+        "step_memory": {name: in_child(__file__, {"variant": name, "step": shape}) for name in OURS},
+        "exactness": exactness(arguments.vocabularies[0]),
+    }
 
 
-def child(variant: str, *, step: bool = False, **size: int) -> dict[str, Any]:
+def width_of(vocab: int) -> int:
+    """D of the model that has such a vocabulary."""
+    return WIDTHS.get(vocab, EMBEDDED_WIDTH)
+
+
+def head_round(arguments: argparse.Namespace, vocab: int, tokens: int) -> dict[str, dict[str, Any]]:
+    """The head alone by each variant, each in a process of its own."""
+    size = {"vocab": vocab, "width": width_of(vocab), "tokens": tokens, "negatives": arguments.negatives}
+    return {name: in_child(__file__, {"variant": name, "head": size}) for name in arguments.variants}
+
+
+def child(
+    variant: str, *, head: dict[str, int] | None = None, step: dict[str, Any] | None = None
+) -> dict[str, float]:
     """One measured call in this process, after a small one that compiles what has to be compiled."""
-    if step:
-        run = training_steps((variant,))[variant]
-        return peak_beyond(run)
-    needed = TENSORS_HELD.get(variant, 0) * 4 * size["vocab"] * size["tokens"]
+    if step is not None:
+        return peak_beyond(training_steps((variant,), **step)[variant])
+    assert head is not None
+    needed = TENSORS_HELD.get(variant, 0) * 4 * head["vocab"] * head["tokens"]
     if needed > 0.8 * available():
         sys.exit(f"needs about {needed / 1e9:.0f} GB")
+    small = min(4000, head["vocab"])
     for tokens in (250, 260):
-        head(variant, vocab=4000, width=72, tokens=tokens)()
-    return peak_beyond(head(variant, **size))
+        head_call(variant, vocab=small, width=72, tokens=tokens, negatives=head["negatives"])()
+    return peak_beyond(head_call(variant, **head))
 
 
-def head(variant: str, *, vocab: int, width: int, tokens: int) -> Callable[[], object]:
+def head_call(variant: str, *, vocab: int, width: int, tokens: int, negatives: int) -> Callable[[], object]:
     """Forward and backward of one variant, its inputs in memory."""
     generator = torch.Generator().manual_seed(0)
 
@@ -141,34 +165,34 @@ def head(variant: str, *, vocab: int, width: int, tokens: int) -> Callable[[], o
     else:
         # As calibration leaves a model: scores near −15, scales near 1e-3, the same for every token.
         scale_U = torch.full((tokens, width), 1e-4, requires_grad=True)
+        U = Cauchy(loc_U, scale_U)
         vectors = {
             "bias": normal(vocab, std=0.1),
             "balance": normal(vocab, std=0.1, mean=1.0),
             "threshold": normal(vocab, std=0.1),
-            "loc_U0": normal(tokens, mean=-15.0),
-            "scale_U0": torch.zeros(tokens, requires_grad=True),
         }
-        leaves = [weight, loc_U, scale_U, *vectors.values()]
+        U0 = Cauchy(normal(tokens, mean=-15.0), torch.zeros(tokens, requires_grad=True))
+        leaves = [weight, U.loc, U.scale, U0.loc, U0.scale, *vectors.values()]
         compute = functools.partial(
-            ovr_loss, loc_U, scale_U, weight, labels, **vectors, impl=variant, num_negatives=NEGATIVES
+            ovr_loss, U, U0, weight, labels, **vectors, impl=variant, num_negatives=negatives
         )
 
-    def run() -> None:
+    def call() -> None:
         for leaf in leaves:
             leaf.grad = None
         compute().backward()
 
-    return run
+    return call
 
 
 @functools.cache
 def cut_cross_entropy() -> Callable[..., Tensor]:
     """Its torch_compile implementation, loaded past the package's own imports, which need Triton."""
-    found = importlib.util.find_spec("cut_cross_entropy")
-    if found is None or found.submodule_search_locations is None:
+    spec = importlib.util.find_spec("cut_cross_entropy")
+    if spec is None or spec.submodule_search_locations is None:
         sys.exit("not installed (pip install --no-deps cut-cross-entropy)")
     package = types.ModuleType("cut_cross_entropy")
-    package.__path__ = list(found.submodule_search_locations)
+    package.__path__ = list(spec.submodule_search_locations)
     sys.modules["cut_cross_entropy"] = package
     function: Callable[..., Tensor] = importlib.import_module(
         "cut_cross_entropy.torch_compile"
@@ -186,20 +210,19 @@ def liger() -> Callable[..., Tensor]:
     return function
 
 
-def training_steps(variants: tuple[str, ...]) -> dict[str, Callable[[], object]]:
-    """Forward, loss and backward of the embedded base, plain and causal, on the bundled text."""
-    from causal_qwen.conversion import bundled_text, convert, load_base
-
-    base = load_base("smollm2", dtype=torch.float32)
-    ids = base.tokenizer(bundled_text("calibration"), return_tensors="pt").input_ids
-    rows, length = STEP_SHAPE
+def training_steps(
+    variants: tuple[str, ...], *, base: str, rows: int, length: int
+) -> dict[str, Callable[[], object]]:
+    """Forward, loss and backward of a base, plain and causal, on the bundled text."""
+    loaded = load_base(base, dtype=torch.float32)
+    ids = loaded.tokenizer(bundled_text("calibration"), return_tensors="pt").input_ids
     ids = ids[:, : rows * length].view(rows, length)
     steps: dict[str, Callable[[], object]] = {}
     for variant in variants:
         if variant == "plain":
-            model: Any = base.model
+            model: Any = loaded.model
         else:
-            model = convert(base, calibration="none").model
+            model = convert(loaded, calibration="none").model
             model.config.loss_impl = variant
         model.train()
 
@@ -213,15 +236,16 @@ def training_steps(variants: tuple[str, ...]) -> dict[str, Callable[[], object]]
     return steps
 
 
-def step_times(*, repeats: int) -> dict[str, list[float]]:
+def step_times(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each variant's training step, round by round."""
-    return interleaved(training_steps(VARIANTS_OF_QUICK), repeats=repeats, warm_up=False)
+    shape = {name: getattr(arguments, name) for name in ("base", "rows", "length")}
+    return interleaved(training_steps(OURS, **shape), repeats=arguments.repeats, warm_up=False)
 
 
-def exactness() -> dict[str, float]:
+def exactness(vocab: int) -> dict[str, float]:
     """Relative error against the float64 reference, of the loss and of the worst gradient."""
     generator = torch.Generator().manual_seed(0)
-    vocab, width, tokens = 49_152, 576, 64
+    width, tokens = width_of(vocab), 64
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, generator=generator)
@@ -240,7 +264,7 @@ def exactness() -> dict[str, float]:
     labels = torch.randint(0, vocab, (tokens,), generator=generator)
 
     def evaluate(impl: Any, dtype: torch.dtype) -> list[Tensor]:
-        leaves = {name: value.to(dtype).requires_grad_() for name, value in inputs.items()}
+        leaves = {name: value.to(dtype, copy=True).requires_grad_() for name, value in inputs.items()}
         U, U0 = (Cauchy(leaves[f"loc_{name}"], leaves[f"scale_{name}"]) for name in ("U", "U0"))
         heads = {name: leaves[name] for name in ("bias", "balance", "threshold")}
         loss = ovr_loss(U, U0, leaves["weight"], labels, impl=impl, **heads)
@@ -259,57 +283,71 @@ def exactness() -> dict[str, float]:
     return errors
 
 
-def show_full(result: dict[str, Any]) -> None:
-    """The tables."""
+def tables(record: Record) -> list[Table]:
+    """The ratios of a quick run, or every size."""
+    if "sizes" not in record.figures:
+        return [Table("One-vs-Rest against F.linear and F.cross_entropy", ("", "ratio"), headlines(record))]
     rows = []
-    for size in result["sizes"]:
+    for size in record.figures["sizes"]:
         plain = [measured["plain"] for measured in size["rounds"]]
-        for name in VARIANTS:
+        for name in record.options["variants"]:
             ours = [measured[name] for measured in size["rounds"]]
             label = (f"{size['vocab']:,} × {size['width']}", f"{size['tokens']:,}", name)
-            if "error" in ours[0]:
-                rows.append((*label, ours[0]["error"], "", "", ""))
-                continue
-            times = {"ours": [m["seconds"] for m in ours], "plain": [m["seconds"] for m in plain]}
-            memory = statistics.median(m["bytes"] for m in ours)
-            share = memory / statistics.median(m["bytes"] for m in plain)
-            rows.append(
-                (
-                    *label,
-                    f"{statistics.median(times['ours']):.2f}",
-                    f"{ratio(times, 'ours', 'plain'):.2f}",
-                    f"{memory / 1e6:,.0f}",
-                    f"{share:.2f}",
-                )
-            )
-    columns = ("V × H", "tokens", "variant", "seconds", "ratio", "extra MB", "ratio")
-    show("Head alone, forward and backward", columns, rows)
-    steps, memory = result["step_seconds"], result["step_memory"]
-    step_rows = [
-        (
-            name,
-            f"{statistics.median(steps[name]):.2f}",
-            f"{ratio(steps, name, 'plain'):.2f}",
-            f"{memory[name]['bytes'] / 1e6:,.0f}",
-            f"{memory[name]['bytes'] / memory['plain']['bytes']:.2f}",
-        )
-        for name in VARIANTS_OF_QUICK
+            rows.append((*label, *_costs(ours, plain)))
+    steps, memory = record.figures["step_seconds"], record.figures["step_memory"]
+    rounds = {name: [{"seconds": s, "bytes": memory[name]["bytes"]} for s in steps[name]] for name in OURS}
+    shape = "{rows} × {length}".format(**record.options)
+    costs = ("seconds", "ratio", "extra MB", "ratio")
+    return [
+        Table("Head alone, forward and backward", ("V × D", "tokens", "variant", *costs), rows),
+        Table(
+            f"Training step, {shape}",
+            ("variant", *costs),
+            [(name, *_costs(rounds[name], rounds["plain"])) for name in OURS],
+        ),
+        Table(
+            "Relative error against float64",
+            ("figure", "error"),
+            [(name, f"{error:.1e}") for name, error in record.figures["exactness"].items()],
+        ),
     ]
-    show(
-        "Training step of the embedded base, 4 × 256",
-        ("variant", "seconds", "ratio", "extra MB", "ratio"),
-        step_rows,
-    )
-    show(
-        "Relative error against float64",
-        ("figure", "error"),
-        [(k, f"{v:.1e}") for k, v in result["exactness"].items()],
+
+
+def _costs(ours: list[dict[str, Any]], plain: list[dict[str, Any]]) -> tuple[str, str, str, str]:
+    """Median seconds, their ratio to plain, median megabytes and their ratio."""
+    errors = [measured["error"] for measured in (*ours, *plain) if "error" in measured]
+    if errors:
+        return errors[0], "", "", ""
+    times = {"ours": [m["seconds"] for m in ours], "plain": [m["seconds"] for m in plain]}
+    memory = statistics.median(m["bytes"] for m in ours)
+    share = memory / max(statistics.median(m["bytes"] for m in plain), 1)
+    return (
+        f"{statistics.median(times['ours']):.2f}",
+        f"{ratio(times, 'ours', 'plain'):.2f}",
+        f"{memory / 1e6:,.0f}",
+        f"{share:.2f}",
     )
 
 
-def rows_of(result: dict[str, float]) -> list[tuple[str, str]]:
-    """One row per figure."""
-    return [(name, f"{value:.3f}") for name, value in result.items()]
+def headlines(record: Record) -> list[tuple[str, str]]:
+    """Of a quick run."""
+    size = f"{record.options['tokens'][0]:,} tokens × {record.options['vocabularies'][0]:,}"
+    negatives = f"{record.options['negatives']:,} sampled negatives"
+    values = {name: f"{value:.2f}×" for name, value in record.figures.items()}
+    return [
+        (
+            f"exact One-vs-Rest loss with gradients, {size}, against cross-entropy: time; memory",
+            f"{values['fused_time_ratio']}; {values['fused_memory_ratio']}",
+        ),
+        (
+            f"the same with {negatives}: time",
+            values["sampled_time_ratio"],
+        ),
+        (
+            "a training step against the plain base's: exact; sampled negatives",
+            f"{values['step_fused_ratio']}; {values['step_sampled_ratio']}",
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Fidelity against diversity: nats per token under the base against distinct tokens, for every way of
-sampling.
+"""Fidelity against diversity: nats per token under the base against distinct tokens, for every way to sample.
 
 Each setting continues the same prompts; a continuation is scored by the plain base (mean negative
 log-likelihood) and by how many of its tokens are distinct. Low nats and many distinct tokens are both wanted:
 the frontier is down and right.
 
-    python benchmarks/sampling_frontier.py            # 208 continuations of 24 tokens per setting, a plot
+    python benchmarks/sampling_frontier.py            # 208 continuations of 24 tokens per setting
     python benchmarks/sampling_frontier.py --quick    # 32 of 12 tokens
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 
 from causal_qwen import Individual, convert
 from causal_qwen.conversion import load_base
-from measure import progress, show
+from measure import BASE, Option, Record, Table, run_benchmark, watched
 
 PROMPTS = (
     "The old man walked slowly down to the harbour and",
@@ -40,76 +40,53 @@ PROMPTS = (
     "Most people do not know that bees",
     "The bridge was closed for repairs, so",
 )
-
-# Continuations that are generated together.
-ROWS = 52
-# Nats per token beyond which a setting is left out of the picture.
-FAR = 5.0
-
-
-def settings() -> dict[str, dict[str, Any]]:
-    """Name of each way of sampling, and its options."""
-    ways: dict[str, dict[str, Any]] = {}
-    for temperature in (0.7, 1.0):
-        ways[f"softmax T={temperature}"] = {"temperature": temperature, "top_k": 0}
-    for top_p in (0.9,):
-        ways[f"softmax top_p={top_p}"] = {"top_p": top_p, "top_k": 0}
-    for min_p in (0.1,):
-        ways[f"softmax min_p={min_p}"] = {"min_p": min_p, "top_k": 0}
-    for way in ways.values():
-        way |= {"inference_mode": "compatible", "do_sample": True}
-    causal = {"inference_mode": "causal", "top_k": 0}
-    for rho in (0.0, 0.2, 0.5, 1.0):
-        ways[f"causal rho={rho}"] = causal | {"persistence": rho}
-    for temperature in (0.8, 1.25):
-        ways[f"causal T={temperature}"] = causal | {"temperature": temperature, "persistence": 0.2}
-    for floor in (0.0, 0.1):
-        ways[f"causal floor={floor}"] = causal | {"density_floor": floor, "persistence": 0.2}
-    return ways
+ROWS = 52  # continuations that are generated together
+JUNK = 1e-5  # probability under the base below which a token is junk
+FAR = 5.0  # nats per token beyond which a setting is left out of the picture
+FAMILIES = {
+    "softmax": "tab:gray",
+    "causal rho": "tab:blue",
+    "causal T": "tab:green",
+    "causal floor": "tab:orange",
+}
+SOFTMAX = {"inference_mode": "compatible", "do_sample": True, "top_k": 0}
+CAUSAL = {"inference_mode": "causal", "persistence": 0.2, "top_k": 0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{f"softmax T={value}": SOFTMAX | {"temperature": value} for value in (0.7, 1.0)},
+    "softmax top_p=0.9": SOFTMAX | {"top_p": 0.9},
+    "softmax min_p=0.1": SOFTMAX | {"min_p": 0.1},
+    **{f"causal rho={value}": CAUSAL | {"persistence": value} for value in (0.0, 0.2, 0.5, 1.0)},
+    **{f"causal T={value}": CAUSAL | {"temperature": value} for value in (0.8, 1.25)},
+    **{f"causal floor={value}": CAUSAL | {"density_floor": value} for value in (0.0, 0.1)},
+}
+OPTIONS = {
+    "base": BASE,
+    "repeats": Option("continuations per prompt", 13, smoke=1, quick=2),
+    "tokens": Option("tokens per continuation", 24, smoke=3, quick=12),
+}
 
 
-def main() -> None:
-    """Sample, score, print a table or JSON, and draw the frontier."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter continuations")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", type=Path, default=Path("docs/assets/sampling_frontier.png"))
-    parser.add_argument("--repeats", type=int, default=None, help="continuations per prompt")
-    parser.add_argument("--tokens", type=int, default=None, help="tokens per continuation")
-    arguments = parser.parse_args()
-    repeats = arguments.repeats or (2 if arguments.quick else 13)
-    tokens = arguments.tokens or (12 if arguments.quick else 24)
-    base = load_base("smollm2")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Sample, score, and draw the frontier."""
+    run_benchmark(
+        __file__, __doc__, OPTIONS, figures, tables,
+        quick="fewer and shorter continuations", argv=argv, picture=draw,
+    )  # fmt: skip
+
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fidelity, diversity and junk of each setting."""
+    base = load_base(arguments.base)
     model = convert(base).model
-    results = {
-        name: measure(base, model, options, repeats, tokens)
-        for name, options in progress(list(settings().items()), "settings")
+    return {
+        name: score(base, model, options, arguments.repeats, arguments.tokens)
+        for name, options in watched(list(SETTINGS.items()), "settings")
     }
-    if not arguments.quick:
-        draw(results, arguments.plot)
-    if arguments.json:
-        print(json.dumps(results))
-        return
-    rows = [
-        (
-            name,
-            f"{r['nats']:.2f} ± {r['nats_ci']:.2f}",
-            f"{r['distinct']:.1f} ± {r['distinct_ci']:.1f}",
-            f"{r['junk']:.1%}",
-        )
-        for name, r in results.items()
-    ]
-    title = f"{repeats * len(PROMPTS)} continuations of {tokens} tokens, 95% intervals"
-    show(title, ("setting", "nats per token", "distinct tokens", "junk (p < 1e-5)"), rows)
 
 
 @torch.no_grad()
-def measure(base: Any, model: Any, options: dict[str, Any], repeats: int, tokens: int) -> dict[str, float]:
-    """Mean and 95% interval over continuations of nats per token and of distinct tokens, and the share of
-    junk.
-    """
+def score(base: Any, model: Any, options: dict[str, Any], repeats: int, tokens: int) -> dict[str, float]:
+    """Mean and 95% interval over continuations of nats and of distinct tokens, and the share of junk."""
     nats, distinct, junk = [], [], []
     model.generation_config.eos_token_id = None
     for first in range(0, repeats * len(PROMPTS), ROWS):
@@ -127,9 +104,10 @@ def measure(base: Any, model: Any, options: dict[str, Any], repeats: int, tokens
         outputs = base.model(
             ids, attention_mask=mask, position_ids=positions, logits_to_keep=tokens + 1, use_cache=False
         )
-        logprob = outputs.logits[:, :-1].log_softmax(-1).gather(-1, ids[:, start:, None]).squeeze(-1)
+        chosen = ids[:, start:, None]  # (B, T, 1)
+        logprob = outputs.logits[:, :-1].log_softmax(-1).gather(-1, chosen).squeeze(-1)  # (B, T)
         nats += (-logprob.mean(-1)).tolist()
-        junk += (logprob < -11.5).double().mean(-1).tolist()
+        junk += (logprob < math.log(JUNK)).double().mean(-1).tolist()
         distinct += [float(len(set(row))) for row in ids[:, start:].tolist()]
     return {
         "nats": mean(nats), "nats_ci": interval(nats), "distinct": mean(distinct),
@@ -147,42 +125,58 @@ def interval(values: list[float]) -> float:
     return 1.96 * torch.tensor(values).std().item() / len(values) ** 0.5
 
 
-def draw(results: dict[str, dict[str, float]], file: Path) -> None:
+def tables(record: Record) -> list[Table]:
+    """One row per setting."""
+    rows = [
+        (
+            name,
+            "{nats:.2f} ± {nats_ci:.2f}".format(**record.figures[name]),
+            "{distinct:.1f} ± {distinct_ci:.1f}".format(**record.figures[name]),
+            "{junk:.1%}".format(**record.figures[name]),
+        )
+        for name in SETTINGS
+    ]
+    count = record.options["repeats"] * len(PROMPTS)
+    title = f"{count} continuations of {record.options['tokens']} tokens per setting, 95% intervals"
+    columns = (
+        "setting",
+        "nats per token under the base",
+        "distinct tokens",
+        f"junk: tokens of probability below {JUNK:.0e}",
+    )
+    return [Table(title, columns, rows)]
+
+
+def draw(record: Record, file: Path) -> None:
     """Nats against distinct tokens, one colour per family."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots()
     # What is far off would squeeze all others into a corner; it is named instead.
-    far = {name: r for name, r in results.items() if r["nats"] > FAR}
-    results = {name: r for name, r in results.items() if name not in far}
-    families = {
-        "softmax": "tab:gray",
-        "causal rho": "tab:blue",
-        "causal T": "tab:green",
-        "causal floor": "tab:orange",
-    }
-    for family, colour in families.items():
-        points = {name: r for name, r in results.items() if name.startswith(family)}
+    far = {name: point for name, point in record.figures.items() if point["nats"] > FAR}
+    for family, colour in FAMILIES.items():
+        points = {
+            name: record.figures[name] for name in SETTINGS if name.startswith(family) and name not in far
+        }
+        columns = {
+            name: [point[name] for point in points.values()]
+            for name in ("distinct", "nats", "distinct_ci", "nats_ci")
+        }
         axes.errorbar(
-            [r["distinct"] for r in points.values()], [r["nats"] for r in points.values()],
-            xerr=[r["distinct_ci"] for r in points.values()], yerr=[r["nats_ci"] for r in points.values()],
+            columns["distinct"], columns["nats"], xerr=columns["distinct_ci"], yerr=columns["nats_ci"],
             fmt="o", color=colour, label=family, capsize=2,
         )  # fmt: skip
-        for name, r in points.items():
+        for name, point in points.items():
             label = name.removeprefix("softmax ").removeprefix("causal ")
-            axes.annotate(
-                label, (r["distinct"], r["nats"]), xytext=(6, 5), textcoords="offset points", fontsize=8
-            )
+            place = (point["distinct"], point["nats"])
+            axes.annotate(label, place, xytext=(6, 5), textcoords="offset points", fontsize=8)
     axes.set(xlabel="distinct tokens per continuation", ylabel="nats per token under the base")
     axes.set_title("Fidelity against diversity: lower and further right is better")
     if far:
-        note = ", ".join(f"{name} ({r['nats']:.1f} nats, {r['junk']:.0%} junk)" for name, r in far.items())
+        note = ", ".join(f"{name} ({p['nats']:.1f} nats, {p['junk']:.0%} junk)" for name, p in far.items())
         axes.text(0.01, 0.01, f"not shown: {note}", transform=axes.transAxes, fontsize=8)
     axes.legend()
-    file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=130)
 
 

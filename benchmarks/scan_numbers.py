@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import json
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from causal_qwen.numbers import scan
+from measure import Option, Record, Table, frozen, run_benchmark, watched
 
 PROSE = "the model reads words, and it writes what it knows about every price of that long and quiet year."
 SENTENCES = (
@@ -39,6 +40,52 @@ ADVERSARIAL = {
     '"1,111-"': "1,111-",
     "full-width digits": "\uff17",
 }
+
+
+OPTIONS = {
+    "sizes": Option("megabytes of each text", (1.0, 2.0, 4.0, 8.0), smoke=(0.01, 0.02), quick=(0.5, 1.0)),
+    "repeat": Option("the best of so many runs counts", 3, smoke=1, quick=1),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print a table or one JSON object."""
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="half and one megabyte, once", argv=argv)
+
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time, throughput and growth of every text."""
+    sizes = sorted(set(arguments.sizes))
+    if len(sizes) < 2 or sizes[0] <= 0 or arguments.repeat < 1:
+        raise SystemExit(f"sizes are {sizes} and repeat {arguments.repeat}; growth needs two sizes and a run")
+    with frozen():
+        timings = {
+            name: [best_time(make(round(size * 1e6)), arguments.repeat) for size in sizes]
+            for name, make in watched(list(texts().items()), "texts")
+        }
+    cases = {}
+    for name, runs in timings.items():
+        seconds, count = [elapsed for elapsed, _ in runs], runs[-1][1]
+        growth = slope(sizes, seconds)
+        speed = sizes[-1] / seconds[-1]
+        cases[name] = {"seconds": seconds, "mb_per_second": speed, "growth": growth, "numbers": count}
+    return {"sizes_mb": sizes, "repeat": arguments.repeat, "cases": cases}
+
+
+def tables(record: Record) -> list[Table]:
+    """One row per text."""
+    rows = [
+        (
+            name,
+            *(f"{second:.4f} s" for second in case["seconds"]),
+            f"{case['mb_per_second']:.1f}",
+            f"{case['growth']:.2f}",
+            f"{case['numbers']:,}",
+        )
+        for name, case in ((name, record.figures["cases"][name]) for name in texts())
+    ]
+    columns = ("text", *(f"{size:g} MB" for size in record.figures["sizes_mb"]), "MB/s", "growth", "numbers")
+    return [Table("Finding numbers in text", columns, rows)]
 
 
 def prose(draw: random.Random) -> str:
@@ -74,7 +121,7 @@ def repeat_unit(unit: str, size: int) -> str:
 
 
 def texts() -> dict[str, Callable[[int], str]]:
-    """Name of a case → the text of a given size in bytes."""
+    """Name of a case → the text of a size in bytes."""
     ordinary = {"prose": prose, "numbers in sentences": sentences, "numbers in a table": table}
     return {
         **{name: functools.partial(grow, line) for name, line in ordinary.items()},
@@ -83,7 +130,7 @@ def texts() -> dict[str, Callable[[int], str]]:
 
 
 def best_time(text: str, repeat: int) -> tuple[float, int]:
-    """The least CPU seconds that a scan took, and how many numbers it found."""
+    """The least CPU seconds that a scan took, and how many numbers there are."""
     best, count = math.inf, 0
     for _ in range(repeat):
         gc.collect()
@@ -99,38 +146,6 @@ def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
     return covariance / sum((a - mean_x) ** 2 for a in x)
-
-
-def main() -> None:
-    """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--sizes", type=float, nargs="+", default=[1, 2, 4, 8], metavar="MB", help="text sizes"
-    )
-    parser.add_argument("--repeat", type=int, default=3, help="the best of so many runs counts")
-    parser.add_argument("--quick", action="store_true", help="half and one megabyte, once")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.sizes, arguments.repeat = [0.5, 1], 1
-    sizes, repeat = sorted(set(arguments.sizes)), arguments.repeat
-    if len(sizes) < 2 or sizes[0] <= 0 or repeat < 1:
-        parser.error("growth needs at least two different positive sizes and one run")
-
-    if not arguments.json:
-        head = "".join(f"{f'{size:g} MB':>10}" for size in sizes)
-        print(f"{'text':<22}{head}{'MB/s':>10}{'growth':>8}{'numbers':>10}")
-    cases = {}
-    for name, make in texts().items():
-        runs = [best_time(make(round(size * 1e6)), repeat) for size in sizes]
-        seconds, count = [run[0] for run in runs], runs[-1][1]
-        speed, growth = sizes[-1] / seconds[-1], slope(sizes, seconds)
-        cases[name] = {"seconds": seconds, "mb_per_second": speed, "growth": growth, "numbers": count}
-        if not arguments.json:
-            row = "".join(f"{f'{second:.4f} s':>10}" for second in seconds)
-            print(f"{name:<22}{row}{speed:>10.1f}{growth:>8.2f}{count:>10}", flush=True)
-    if arguments.json:
-        print(json.dumps({"sizes_mb": sizes, "repeat": repeat, "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ process of its own; times are the median of the steps after the first two.
 from __future__ import annotations
 
 import argparse
-import json
-import pydoc_data.topics
+import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,63 +26,49 @@ from causal_qwen.conversion import convert, load_base
 from causal_qwen.data import Collator, Encoded
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.trainer import CausalTrainer
-from measure import in_child, peak_beyond, progress, show
+from measure import BASE, Option, Record, Table, in_child, peak_beyond, python_manual, run_benchmark, watched
 
 VARIANTS = ("plain", "exact", "sampled")
+NAMES = {"plain": "the plain base", "exact": "exact loss", "sampled": "sampled negatives"}
+OPTIONS = {
+    "base": BASE,
+    "steps": Option("steps of training", 12, smoke=3, quick=5),
+    "rows": Option("sequences per step", 4, smoke=1, quick=2),
+    "length": Option("tokens per sequence", 256, smoke=16, quick=128),
+    "rounds": Option("runs of each variant", 2, smoke=1, quick=1),
+}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure each variant in a child, in rounds, and print the ratios."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    run_benchmark(
+        __file__, __doc__, OPTIONS, figures, tables, quick="fewer and shorter steps", argv=argv, child=measure
     )
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=4, help="sequences per step")
-    parser.add_argument("--length", type=int, default=256, help="tokens per sequence")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(measure(**json.loads(arguments.child))))
-        return
-    if arguments.quick:
-        arguments.steps, arguments.rows, arguments.length, arguments.rounds = 5, 2, 128, 1
-    sizes = {"steps": arguments.steps, "rows": arguments.rows, "length": arguments.length}
+
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Throughput and memory ratios, round by round against the plain base of the same round."""
+    sizes = {name: getattr(arguments, name) for name in ("base", "steps", "rows", "length")}
     runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
-    for variant in progress([v for _ in range(arguments.rounds) for v in VARIANTS], "variants"):
-        run = in_child(__file__, {"variant": variant, **sizes})
-        if "error" in run:
-            raise SystemExit(f"{variant}: {run['error']}")
-        runs[variant].append(run)
-    result = summary(runs, arguments.rows * arguments.length)
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    rows = [
-        (
-            v,
-            f"{result[f'{v}_tokens_per_second']:.0f}",
-            f"{result[f'{v}_ratio']:.2f}",
-            f"{result[f'{v}_memory_ratio']:.2f}",
-        )
-        for v in VARIANTS
-    ]
-    show("training", ("", "tokens/s", "against plain", "peak memory against plain"), rows)
+    for variant in watched(VARIANTS * arguments.rounds, "variants"):
+        measured = in_child(__file__, {"variant": variant, **sizes})
+        if "error" in measured:
+            raise SystemExit(f"{variant}: {measured['error']}")
+        runs[variant].append(measured)
+    return summary(runs, arguments.rows * arguments.length)
 
 
 def summary(runs: dict[str, list[dict[str, Any]]], tokens: int) -> dict[str, float]:
     """Throughput and memory ratios, round by round against the plain base of the same round."""
     result: dict[str, float] = {}
-    for variant, found in runs.items():
-        pairs = list(zip(runs["plain"], found, strict=True))
+    for variant, measured in runs.items():
+        pairs = list(zip(runs["plain"], measured, strict=True))
         result |= {
             f"{variant}_ratio": statistics.median(plain["step"] / ours["step"] for plain, ours in pairs),
             f"{variant}_memory_ratio": statistics.median(
                 ours["bytes"] / plain["bytes"] for plain, ours in pairs
             ),
-            f"{variant}_tokens_per_second": tokens / statistics.median(ours["step"] for ours in found),
+            f"{variant}_tokens_per_second": tokens / statistics.median(ours["step"] for ours in measured),
         }
     return result
 
@@ -98,27 +84,28 @@ class Clock(TrainerCallback):
         self.ends.append(time.perf_counter())
 
 
-def measure(variant: str, steps: int, rows: int, length: int) -> dict[str, float]:
+def measure(variant: str, base: str, steps: int, rows: int, length: int) -> dict[str, float]:
     """{"step", "bytes"}: the median time of a step, and peak memory beyond the loaded model."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as directory:
-        trainer, clock = make_trainer(variant, steps, rows, length, directory)
+        trainer, clock = make_trainer(variant, base, steps, rows, length, directory)
         memory = peak_beyond(trainer.train)["bytes"]
-    spans = [end - start for start, end in zip(clock.ends[1:], clock.ends[2:], strict=False)]
+    spans = [end - start for start, end in itertools.pairwise(clock.ends[1:])]
     return {"step": statistics.median(spans), "bytes": memory}
 
 
-def make_trainer(variant: str, steps: int, rows: int, length: int, directory: str) -> tuple[Any, Clock]:
+def make_trainer(
+    variant: str, source: str, steps: int, rows: int, length: int, directory: str
+) -> tuple[Any, Clock]:
     """The trainer of one variant, on the manual that ships with Python."""
     if variant == "plain":
-        base = load_base("smollm2")
+        base = load_base(source)
         model, tokenizer = base.model, base.tokenizer
     else:
-        conversion = convert("smollm2", calibration="none")
+        conversion = convert(source, calibration="none")
         model, tokenizer = conversion.model, conversion.tokenizer
         model.config.loss_impl = "fused" if variant == "exact" else "sampled"
-    text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-    ids = tokenizer(text, verbose=False)["input_ids"]
+    ids = tokenizer(python_manual(), verbose=False)["input_ids"]
     count = steps * rows
     data = [
         Encoded(part, [0.0] * length, part)
@@ -153,6 +140,28 @@ def arguments_for(directory: str, steps: int, rows: int) -> TrainingArguments:
         logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=False, seed=0,
     )  # fmt: skip
+
+
+def tables(record: Record) -> list[Table]:
+    """One row per variant."""
+    rows = [
+        (
+            NAMES[variant],
+            f"{record.figures[f'{variant}_tokens_per_second']:.0f}",
+            f"{record.figures[f'{variant}_ratio']:.2f}×",
+            f"{record.figures[f'{variant}_memory_ratio']:.2f}×",
+        )
+        for variant in VARIANTS
+    ]
+    title = "Training, {rows} × {length} tokens per step".format(**record.options)
+    return [Table(title, ("", "tokens per second", "against plain", "peak memory against plain"), rows)]
+
+
+def headlines(record: Record) -> list[tuple[str, str]]:
+    """Throughput of both losses."""
+    values = "{exact_ratio:.2f}×; {sampled_ratio:.2f}×".format(**record.figures)
+    what = "training against transformers' Trainer, tokens per second: exact loss; sampled negatives"
+    return [(what, values)]
 
 
 if __name__ == "__main__":
