@@ -33,7 +33,7 @@ FIT_POSITIONS = 256  # positions on which γ, C and κ are fitted
 FIRST_SCALE = 1e-3  # scale_S at which the search for γ begins; C begins at 0
 FIRST_STEPS = (0.5, -0.5)  # in log scale_S and in C
 # The loss of a few hundred positions is rough on smaller steps than these.
-TOLERANCE = {"xatol": 0.1, "fatol": 0.02}
+TOLERANCE = {"xatol": 0.05, "fatol": 0.01}
 
 
 @dataclass(frozen=True)
