@@ -260,7 +260,7 @@ def _trainer(
         trainer.add_callback(Diagnostics(prepared.module, every=recipe.logging_steps))
     trainer.add_callback(LocalRecords(workspace))
     trainer.add_callback(Trackers(recipe, workspace))
-    trainer.add_callback(ProgressBar(lambda: trainer.tokens_seen))
+    trainer.add_callback(ProgressBar(lambda: trainer.trained_tokens))
     if recipe.early_stopping:
         trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping))
     return trainer
