@@ -65,8 +65,7 @@ def wake_numbers(
     action.number_noise.fill_(1.0)
     if method == "plain":
         return
-    numbers = _numbers(model, batches)
-    if len(numbers.target) < FEWEST_NUMBERS:
+    if (numbers := _numbers(model, batches)) is None:
         return
     low, rest = numbers.scores.quantile(0.1), numbers.other_scores
     action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
@@ -89,8 +88,7 @@ def refit_numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, 
     Returns:
         Whether the head was exchanged.
     """
-    numbers = _numbers(model, batches)
-    if len(numbers.target) < FEWEST_NUMBERS:
+    if (numbers := _numbers(model, batches)) is None:
         return False
     head = (model.action.number.weight, model.action.number.bias, model.action.number_noise)
     trained = [parameter.clone() for parameter in head]
@@ -112,7 +110,8 @@ class _Numbers(NamedTuple):
     other_scores: Tensor
 
 
-def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers:
+def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers | None:
+    """The first 1,024 numbers of labelled rows; None where there are fewer than 16."""
     action, row = model.action, model.config.num_token_id
     assert row is not None
     locs, scales, targets, scores, others = [], [], [], [], []
@@ -128,9 +127,8 @@ def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]
         targets.append(model.value_space.encode(positions.values[is_num]))
         if sum(map(len, targets)) >= MOST_NUMBERS:
             break
-    if not locs:
-        empty = torch.empty(0)
-        return _Numbers(Cauchy(empty, empty), empty, empty, empty)
+    if sum(map(len, targets)) < FEWEST_NUMBERS:
+        return None
     U = Cauchy(torch.cat(locs), torch.cat(scales))
     return _Numbers(U, torch.cat(targets), torch.cat(scores), torch.cat(others))
 

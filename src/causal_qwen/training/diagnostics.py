@@ -31,7 +31,7 @@ class Diagnostics(TrainerCallback):
         self.layers = [(name, module) for name, module in model.named_modules() if _is_layer(name)]
         self.hooks: list[Any] = []
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Watch the layers."""
         for name, module in self.layers:
             number = name.rpartition(".")[2]
@@ -46,23 +46,18 @@ class Diagnostics(TrainerCallback):
 
         return record
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Watch the steps that will be recorded."""
         self.watching = (state.global_step + 1) % self.every == 0
 
     def on_pre_optimizer_step(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **_: Any,
+        self, args: Any, state: TrainerState, control: TrainerControl, **event: Any
     ) -> None:
         """Gradients are complete here."""
-        if not self.watching or model is None:
+        if not self.watching:
             return
         squares: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in event["model"].named_parameters():
             if parameter.grad is not None:
                 part, square = _part(name), parameter.grad.detach().float().square().sum()
                 squares[part] = squares[part] + square if part in squares else square
@@ -71,20 +66,13 @@ class Diagnostics(TrainerCallback):
         }
         self.watching = False
 
-    def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Add the statistics to the record that the other callbacks get."""
-        if logs is not None and "train/total_loss" in logs:
-            logs.update(self.statistics)
+        if "train/total_loss" in event["logs"]:
+            event["logs"].update(self.statistics)
             self.statistics = {}
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Watch no more."""
         for hook in self.hooks:
             hook.remove()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
@@ -18,15 +18,15 @@ class ProgressBar(TrainerCallback):
     """Steps, loss, tokens per second and the time that remains, where standard error is a terminal.
 
     Args:
-        tokens_seen: How many tokens the run has seen.
+        trained_tokens: How many tokens the run has trained on.
     """
 
-    def __init__(self, tokens_seen: Callable[[], int]) -> None:
-        self.tokens_seen, self.loss = tokens_seen, math.nan
+    def __init__(self, trained_tokens: Callable[[], int]) -> None:
+        self.trained_tokens, self.loss = trained_tokens, math.nan
         self.progress: Any = None
         self.start, self.task = 0.0, 0
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Show the bar."""
         if not (state.is_world_process_zero and sys.stderr.isatty()):
             return
@@ -44,25 +44,18 @@ class ProgressBar(TrainerCallback):
         self.task = progress.add_task("", total=state.max_steps, completed=state.global_step, facts="")
         self.progress, self.start = progress, time.perf_counter()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Move it."""
         if self.progress is not None:
-            rate = self.tokens_seen() / max(time.perf_counter() - self.start, 1e-9)
+            rate = self.trained_tokens() / max(time.perf_counter() - self.start, 1e-9)
             facts = f"loss {self.loss:.4g} · {rate:,.0f} tokens/s"
             self.progress.update(self.task, completed=state.global_step, facts=facts)
 
-    def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Remember the loss."""
-        self.loss = (logs or {}).get("train/total_loss", self.loss)
+        self.loss = event["logs"].get("train/total_loss", self.loss)
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Take it away."""
         if self.progress is not None:
             self.progress.stop()

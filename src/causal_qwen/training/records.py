@@ -27,7 +27,7 @@ class LocalRecords(TrainerCallback):
     def __init__(self, directory: Path) -> None:
         self.path = directory / METRICS_FILE
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Drop records of steps that will be taken again."""
         if state.is_world_process_zero:
             kept = [record for record in read_records(self.path) if record["step"] <= state.global_step]
@@ -37,18 +37,11 @@ class LocalRecords(TrainerCallback):
             )
             partial.replace(self.path)
 
-    def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         """Append one record."""
-        if state.is_world_process_zero and logs:
+        if state.is_world_process_zero:
             with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(_line({"step": state.global_step, "time": time.time(), **logs}))
+                stream.write(_line({"step": state.global_step, "time": time.time(), **event["logs"]}))
 
 
 def _line(record: Mapping[str, Any]) -> str:

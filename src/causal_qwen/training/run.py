@@ -17,13 +17,7 @@ from accelerate import PartialState
 from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
-from causal_qwen.calibration import (
-    fit_conformal,
-    recalibrate_gain,
-    refit_numbers,
-    set_value_space,
-    wake_numbers,
-)
+from causal_qwen import calibration
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.data import Collator, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
@@ -184,9 +178,9 @@ def _prepare_model(
         raise ValueError(f"{recipe.model} has no <NUM> token; `causal-qwen convert` its base")
     if model.writes_numbers:
         return
-    set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
+    calibration.set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
     batches = batches_of(parts.sample, _collator(processor), recipe.batch_size)
-    wake_numbers(model, batches, method=recipe.number_start)
+    calibration.wake_numbers(model, batches, method=recipe.number_start)
 
 
 def _collator(processor: CausalQwen2Processor) -> Collator:
@@ -258,7 +252,7 @@ def _trainer(
         trainer.add_callback(Diagnostics(prepared.module, every=recipe.logging_steps))
     trainer.add_callback(LocalRecords(workspace))
     trainer.add_callback(Trackers(recipe, workspace))
-    trainer.add_callback(ProgressBar(lambda: trainer.tokens_seen))
+    trainer.add_callback(ProgressBar(lambda: trainer.trained_tokens))
     if recipe.early_stopping:
         trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping))
     return trainer
@@ -283,10 +277,12 @@ def _calibrate_and_evaluate(
     collator = _collator(processor)
     unused = parts.calibration or parts.validation
     if recipe.refit_numbers:
-        refit_numbers(model, batches_of(parts.sample, collator, recipe.batch_size))
-    recalibrate_gain(model, batches_of(unused, collator, recipe.batch_size), seed=recipe.seed)
+        calibration.refit_numbers(model, batches_of(parts.sample, collator, recipe.batch_size))
+    calibration.recalibrate_gain(model, batches_of(unused, collator, recipe.batch_size), seed=recipe.seed)
     if parts.calibration:
-        fit_conformal(model, batches_of(parts.calibration, collator, recipe.batch_size), seed=recipe.seed)
+        calibration.fit_conformal(
+            model, batches_of(parts.calibration, collator, recipe.batch_size), seed=recipe.seed
+        )
     if not parts.validation:
         return {}
     return _measure(model, processor, recipe, parts)

@@ -125,7 +125,7 @@ class CausalTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.recipe, self.num_token_id, self.evaluation = recipe, num_token_id, evaluation
-        self.tokens_seen = 0
+        self.trained_tokens = 0
         self._staging: Path | None = None
         self._num_numbers: Tensor | None = None
         self._last_batch: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class CausalTrainer(Trainer):
             self._check_finite(loss, "the loss")
             self._parts["cls"] += float(outputs.cls_loss.detach())
             self._parts["reg"] += float(outputs.reg_loss.detach())
-            self.tokens_seen += inputs["labels" if "labels" in inputs else "shift_labels"].numel()
+            self.trained_tokens += inputs["labels" if "labels" in inputs else "shift_labels"].numel()
         return (loss, outputs) if return_outputs else loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
