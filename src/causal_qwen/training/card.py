@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
+from causal_qwen.configuration import CausalFields
 from causal_qwen.data import BadRows
 from causal_qwen.training.recipe import TrainingRecipe
 
@@ -26,7 +26,7 @@ SHOWN = {
 
 
 def model_card(
-    recipe: TrainingRecipe, metrics: Mapping[str, float], config: CausalQwen2Config, bad_rows: BadRows
+    recipe: TrainingRecipe, metrics: Mapping[str, float], config: CausalFields, bad_rows: BadRows
 ) -> str:
     """README.md of a trained model."""
     rows = [
