@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import (
     EMBEDDED,
     Base,
@@ -85,7 +86,7 @@ COMMANDS = (
 class Tuned:
     """A fine-tuned model, its figures, and the records of its training."""
 
-    model: CausalQwen2ForCausalLM
+    model: CausalLM
     processor: CausalQwen2Processor
     metrics: dict[str, float]
     records: list[dict[str, float]]

@@ -60,9 +60,10 @@ Metrics are of the validation rows, deterministic. Numbers live in {config.value
 {config.value_center:.6g}, spread {config.value_spread:.6g}. Intervals are {intervals}.
 
 ```python
-from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
+from causal_qwen import CausalQwen2Processor
+from transformers import AutoModelForCausalLM
 
-model = CausalQwen2ForCausalLM.from_pretrained("DIRECTORY").eval()
+model = AutoModelForCausalLM.from_pretrained("DIRECTORY").eval()
 processor = CausalQwen2Processor.from_pretrained("DIRECTORY")
 print(model.predict_number(processor("…", return_tensors="pt")))
 ```

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import convert, load_base
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.data import BadRows, Encoded, Encoder, Reading, Source
@@ -37,7 +38,7 @@ class Rows:
     digest: str  # of all training rows; of a stream, of its head
 
 
-def load_model(recipe: TrainingRecipe) -> tuple[CausalQwen2ForCausalLM, CausalQwen2Processor]:
+def load_model(recipe: TrainingRecipe) -> tuple[CausalLM, CausalQwen2Processor]:
     """The model in the recipe's dtype, and a processor that reads numbers as values."""
     model: Any
     if _is_converted(recipe.model):
