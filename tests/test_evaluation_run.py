@@ -25,7 +25,7 @@ NAMES = [
         "eval/reg_mdae",
     ),
     *("eval/reg_crps", "eval/coverage_50", "eval/coverage_90", "eval/ovr_nll", "eval/softmax_nll"),
-    *("eval/brier", "eval/ece", "dist/ovr_prob_sum_median"),
+    *("eval/brier", "eval/ece", "dist/ovr_prob_sum_median", "dist/mode_agreement"),
     *CAUSES,
 ]
 LAWS = ("loc_S", "scale_S", "logits", "loc_U", "scale_U", "loc_Y", "scale_Y")
@@ -94,6 +94,7 @@ def test_metrics_equal_the_dense_ones(model, monkeypatch):
         "eval/softmax_nll": torch.nn.functional.cross_entropy(d["logits"].double(), labels),
         "eval/brier": (p - one_hot).square().sum(-1).mean(),
         "dist/ovr_prob_sum_median": np.median(prob.sum(-1)),
+        "dist/mode_agreement": (chosen == d["logits"].argmax(-1)).double().mean(),
     }
     for name in ("loc", "scale"):
         entries = d[f"{name}_U"].double().numpy()

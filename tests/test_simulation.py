@@ -21,15 +21,15 @@ def truth():
 
 def test_individuals_follow_the_stated_laws(truth):
     """Frequency of <NUM> against P_<NUM>, and quartiles of the standardised numbers against ±1."""
-    seen = truth.draw(40_000, seed=0)
-    is_num = seen.labels == truth.num_token_id
-    prob = truth.prob_num(seen.features)
+    individuals = truth.draw(40_000, seed=0)
+    is_num = individuals.labels == truth.num_token_id
+    prob = truth.prob_num(individuals.features)
     error = 4 * math.sqrt(0.25 / len(prob))
     assert is_num.float().mean().item() == pytest.approx(prob.mean().item(), abs=error)
     likely = prob > prob.median()
     assert is_num[likely].float().mean().item() == pytest.approx(prob[likely].mean().item(), abs=2 * error)
-    law = truth.Y(seen.features[is_num])  # selected by <NUM>, which must say nothing about the number
-    z = ((seen.values[is_num] - law.loc) / law.scale).numpy()
+    law = truth.Y(individuals.features[is_num])  # selected by <NUM>, which must say nothing about the number
+    z = ((individuals.values[is_num] - law.loc) / law.scale).numpy()
     np.testing.assert_allclose(np.quantile(z, [0.25, 0.5, 0.75]), [-1, 0, 1], atol=0.06)
 
 
@@ -62,46 +62,46 @@ def test_squared_and_cauchy_heads_start_alike(truth):
 
 
 @pytest.fixture(scope="module")
-def found():
+def simulation():
     return simulate(seed=0)
 
 
 @pytest.mark.slow
-def test_the_truth_is_recovered(found):
-    errors = found.convergence.parameter_errors
+def test_the_truth_is_recovered(simulation):
+    errors = simulation.convergence.parameter_errors
     assert set(errors) == set(TOLERANCES)
     assert {name: error for name, error in errors.items() if error > TOLERANCES[name]} == {}
-    assert found.convergence.recovered
+    assert simulation.convergence.recovered
 
 
 @pytest.mark.slow
-def test_everything_converges(found):
-    seen = found.convergence
-    assert seen.loss[-1] < 0.5 * seen.loss[0]
-    assert seen.accuracy[-1] > 0.9 * seen.best_accuracy
-    assert seen.accuracy[-1] <= seen.best_accuracy + 0.03  # of 2,000 held-out individuals
-    assert seen.number_error[-1] < 1.1 * seen.best_number_error < seen.number_error[0]
-    assert seen.prob_num_at_numbers[-1] > 0.8
-    assert seen.prob_num_elsewhere[-1] < 0.2
+def test_everything_converges(simulation):
+    curves = simulation.convergence
+    assert curves.loss[-1] < 0.5 * curves.loss[0]
+    assert curves.accuracy[-1] > 0.9 * curves.best_accuracy
+    assert curves.accuracy[-1] <= curves.best_accuracy + 0.03  # of 2,000 held-out individuals
+    assert curves.number_error[-1] < 1.1 * curves.best_number_error < curves.number_error[0]
+    assert curves.prob_num_at_numbers[-1] > 0.8
+    assert curves.prob_num_elsewhere[-1] < 0.2
 
 
 @pytest.mark.slow
-def test_outliers_move_the_squared_error_head_alone(found):
-    summary = found.summary()
+def test_outliers_move_the_squared_error_head_alone(simulation):
+    summary = simulation.summary()
     assert summary["cauchy_error_growth"] <= 1.2
     assert summary["squared_error_growth"] >= 2.0
-    assert found.robustness.shares == list(OUTLIER_SHARES)
+    assert simulation.robustness.shares == list(OUTLIER_SHARES)
     # Without outliers the noise is normal and squared error is the best there is: the comparison is fair.
-    assert found.robustness.squared[0] <= found.robustness.cauchy[0] * 1.02
-    assert found.robustness.cauchy[-1] <= 1.2 * found.robustness.cauchy[0]
+    assert simulation.robustness.squared[0] <= simulation.robustness.cauchy[0] * 1.02
+    assert simulation.robustness.cauchy[-1] <= 1.2 * simulation.robustness.cauchy[0]
 
 
-def test_the_picture_is_a_png(found, tmp_path):
-    draw_simulation(found, tmp_path / "picture.png")
+def test_the_picture_is_a_png(simulation, tmp_path):
+    draw_simulation(simulation, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
     with pytest.raises(ValueError, match=r"is a \.png"):
-        draw_simulation(found, tmp_path / "picture.svg")
+        draw_simulation(simulation, tmp_path / "picture.svg")
 
 
 def test_the_same_seed_gives_the_same_figures():

@@ -90,8 +90,8 @@ def test_coverage_is_valid_in_finite_samples(level):
     scores = standardised_residuals(Y, y)
     covered, covered_raw = [], []
     for row in range(splits):
-        kept = keep_scores(scores[row, :calibration])
-        lower, upper = interval(Y[row, calibration:], level, kept)
+        ordered = keep_scores(scores[row, :calibration])
+        lower, upper = interval(Y[row, calibration:], level, ordered)
         covered.append(((lower <= y[row, calibration:]) & (y[row, calibration:] <= upper)).double().mean())
         raw_lower, raw_upper = Y[row, calibration:].interval(level)
         covered_raw.append(
@@ -109,10 +109,10 @@ def test_a_subsample_is_still_valid():
     covered = []
     for seed in range(200):
         scores = torch.rand(5000, generator=rng).double()
-        kept = keep_scores(scores, seed=seed)
-        assert len(kept) == MOST_SCORES
-        assert kept == sorted(kept)
-        covered.append(multiple(0.9, kept))  # of uniform scores, the multiple is its own coverage
+        subsample = keep_scores(scores, seed=seed)
+        assert len(subsample) == MOST_SCORES
+        assert subsample == sorted(subsample)
+        covered.append(multiple(0.9, subsample))  # of uniform scores, the multiple is its own coverage
     covered = np.array(covered)
     assert abs(covered.mean() - 0.9) < 4 * covered.std() / math.sqrt(len(covered))
 

@@ -77,12 +77,12 @@ def test_the_refit_leaves_a_better_head_alone(model):
     wake_numbers(model, [batch], method="plain")
     with torch.no_grad():
         model.action.number.weight.copy_(slope[None])
-    kept = [
+    before = [
         p.clone() for p in (model.action.number.weight, model.action.number.bias, model.action.number_noise)
     ]
     assert not refit_numbers(model, [batch])
     now = [model.action.number.weight, model.action.number.bias, model.action.number_noise]
-    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True))
 
 
 def test_few_numbers_change_nothing(model):

@@ -50,8 +50,8 @@ def test_flags_stand_above_the_config(model, tmp_path):
     config.write_text(yaml.safe_dump(fields))
     out = tmp_path / "out"
     result = invoke(config, "-o", out, "--max-steps", 2, "--set", "save_steps=0", "--json")
-    found = json.loads(result.stdout)
-    assert found["metrics"]["train/steps"] == 2
+    printed = json.loads(result.stdout)
+    assert printed["metrics"]["train/steps"] == 2
     assert "max_steps: 2" in (out / "recipe.yaml").read_text()
 
 

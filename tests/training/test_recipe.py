@@ -39,7 +39,7 @@ def test_a_recipe_survives_its_file(tmp_path):
         ({"streaming": True, "max_steps": 3}, "validation is None; with streaming"),
         ({"fsdp": True, "method": "lora"}, "method is 'lora'; with fsdp"),
         ({"target": "x"}, "target is 'x'; it is a field of a template"),
-        ({"validation_fraction": 0.6, "calibration_fraction": 0.5}, "calibration_fraction are .0.6, 0.5."),
+        ({"validation_fraction": 0.6, "calibration_fraction": 0.5}, "calibration_fraction is 0.5; with"),
     ],
     ids=lambda entry: ",".join(entry) if isinstance(entry, dict) else "",
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from causal_qwen.calibration.positions import labelled_positions
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.causal_lm import CausalLM
 
 __all__ = ["FEWEST_SCORES", "MOST_SCORES", "fit_conformal", "keep_scores", "standardised_residuals"]
 
@@ -28,9 +28,7 @@ FEWEST_SCORES = 20
 MOST_SCORES = 999
 
 
-def fit_conformal(
-    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int = 0
-) -> None:
+def fit_conformal(model: CausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int = 0) -> None:
     """Set ``model.config.conformal_scores`` from numbers that training did not use.
 
     With fewer than 20 numbers the field becomes None, which is logged: intervals are then the Cauchy law's.
@@ -48,12 +46,11 @@ def fit_conformal(
         raise ValueError("this model has no <NUM> token, so no intervals; `convert` its base first")
     residuals = []
     for positions in labelled_positions(model, batches):
-        is_num = positions.labels == num_token_id
-        target = model.value_space.encode(positions.values[is_num])
-        residuals.append(standardised_residuals(positions.Y[is_num], target).cpu())
-    model.config.conformal_scores = keep_scores(
-        torch.cat(residuals) if residuals else torch.empty(0), seed=seed
-    )
+        numbers = positions.at(positions.labels == num_token_id)
+        target = model.value_space.encode(numbers.values)
+        residuals.append(standardised_residuals(numbers.Y, target).cpu())
+    scores = torch.cat(residuals) if residuals else torch.empty(0)
+    model.config.conformal_scores = keep_scores(scores, seed=seed)
 
 
 def standardised_residuals(Y: Cauchy, target: Tensor) -> Tensor:

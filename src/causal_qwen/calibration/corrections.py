@@ -23,9 +23,9 @@ from causal_qwen.calibration.gain import match_gain
 from causal_qwen.calibration.regression import Ridge, ridge
 from causal_qwen.calibration.text import TextFeatures, logit_blocks
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
 from causal_qwen.losses import ovr_terms
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -64,7 +64,7 @@ class Calibration:
 
 
 @torch.no_grad()
-def calibrate(model: CausalQwen2ForCausalLM, text: TextFeatures, *, seed: int = 0) -> Calibration:
+def calibrate(model: CausalLM, text: TextFeatures, *, seed: int = 0) -> Calibration:
     """Set balance, U₀, γ, C and κ of ``model`` in place.
 
     Args:
@@ -78,9 +78,8 @@ def calibrate(model: CausalQwen2ForCausalLM, text: TextFeatures, *, seed: int = 
 
     subset = torch.randperm(len(text.labels), generator=generator)[:FIT_POSITIONS].to(text.labels.device)
     hidden_states = text.hidden_states[subset]  # (FIT_POSITIONS, H)
-    scale, threshold, ovr_loss = _fit_scale(
-        model, hidden_states, text.labels[subset], common.left_out[subset]
-    )
+    labels, shift = text.labels[subset], common.left_out[subset]
+    scale, threshold, ovr_loss = _fit_scale(model, hidden_states, labels, shift)
     gamma = scale / largest_norm
     model.abduction.scale.bias.fill_(model.abduction.inverse_activation(gamma / 2))
     model.action.b_noise.fill_(gamma / 2)
@@ -101,7 +100,7 @@ def calibrate(model: CausalQwen2ForCausalLM, text: TextFeatures, *, seed: int = 
     )
 
 
-def _set_balance(model: CausalQwen2ForCausalLM) -> float:
+def _set_balance(model: CausalLM) -> float:
     """balance_k = max_j ‖W_j‖₁ − ‖W_k‖₁; the largest norm is returned."""
     # In blocks, so that |W| is never whole.
     norms = torch.cat([exact(block).abs().sum(-1) for block in model.lm_head.weight.split(8192)])  # (V,)
@@ -109,7 +108,7 @@ def _set_balance(model: CausalQwen2ForCausalLM) -> float:
     return float(norms.max())
 
 
-def _set_common_cause(model: CausalQwen2ForCausalLM, hidden_states: Tensor) -> Ridge:
+def _set_common_cause(model: CausalLM, hidden_states: Tensor) -> Ridge:
     """loc_U0 = −(a·z + c), with a·z + c the regression of logsumexp(logits) on z (N, H)."""
     logsumexp = torch.cat([logits.logsumexp(-1) for logits in logit_blocks(model, hidden_states)])  # (N,)
     fit = ridge(hidden_states, logsumexp)
@@ -119,15 +118,12 @@ def _set_common_cause(model: CausalQwen2ForCausalLM, hidden_states: Tensor) -> R
 
 
 def _fit_scale(
-    model: CausalQwen2ForCausalLM, hidden_states: Tensor, labels: Tensor, shift: Tensor
+    model: CausalLM, hidden_states: Tensor, labels: Tensor, shift: Tensor
 ) -> tuple[float, float, float]:
     """scale_S and C that minimise the One-vs-Rest loss per position, and that loss.
 
-    Args:
-        model: Balanced, so that one scale serves all tokens.
-        hidden_states: (N, H).
-        labels: (N,) tokens that follow.
-        shift: (N,) left-out predictions of logsumexp, so that the fit is not flattered.
+    The model is balanced, so that one scale serves all tokens; ``shift`` (N,) are left-out predictions of
+    logsumexp, so that the fit is not flattered.
     """
     scores = torch.cat(list(logit_blocks(model, hidden_states))) - shift[:, None]  # (N, V)
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from causal_qwen.calibration.text import logit_blocks
 from causal_qwen.cauchy import standard_draw
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Gain", "match_gain", "recalibrate_gain"]
 
@@ -42,7 +42,7 @@ class Gain(NamedTuple):
 
 
 @torch.no_grad()
-def match_gain(model: CausalQwen2ForCausalLM, hidden_states: Tensor, generator: torch.Generator) -> Gain:
+def match_gain(model: CausalLM, hidden_states: Tensor, generator: torch.Generator) -> Gain:
     """κ at which argmax W(loc_U + κ(scale_U + |b_noise|)ε) + b is the favourite as often as softmax picks it.
 
     Args:
@@ -69,9 +69,7 @@ def match_gain(model: CausalQwen2ForCausalLM, hidden_states: Tensor, generator: 
 
 
 @torch.no_grad()
-def recalibrate_gain(
-    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int
-) -> float | None:
+def recalibrate_gain(model: CausalLM, batches: Iterable[Mapping[str, Any]], *, seed: int) -> float | None:
     """Match κ again, since training has moved scale_U: on all positions of some rows, prompts included.
 
     Args:
@@ -92,12 +90,12 @@ def recalibrate_gain(
         if sum(map(len, features)) >= 4 * MOST_POSITIONS:
             break
     hidden_states = torch.cat(features) if features else torch.empty(0)  # (N, H)
-    if len(hidden_states) < FEWEST_POSITIONS:
-        logger.warning(
-            "%d positions are too few to calibrate the gain of the noise again", len(hidden_states)
-        )
+    count = len(hidden_states)
+    if count < FEWEST_POSITIONS:
+        logger.warning("%d positions are too few to calibrate the gain of the noise again", count)
         return None
     generator = torch.Generator().manual_seed(seed)
-    subset = torch.randperm(len(hidden_states), generator=generator)[:MOST_POSITIONS].to(hidden_states.device)
-    model.config.noise_gain = match_gain(model, hidden_states[subset], generator).noise_gain
-    return model.config.noise_gain
+    subset = torch.randperm(count, generator=generator)[:MOST_POSITIONS].to(hidden_states.device)
+    gain = match_gain(model, hidden_states[subset], generator).noise_gain
+    model.config.noise_gain = gain
+    return gain

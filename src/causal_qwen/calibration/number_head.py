@@ -16,8 +16,8 @@ from torch import Tensor
 from causal_qwen.calibration.positions import labelled_positions
 from causal_qwen.calibration.regression import ridge
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.value_space import ValueSpace
 
 __all__ = ["refit_numbers", "set_value_space", "wake_numbers"]
@@ -32,7 +32,7 @@ MARGIN = 1.0  # of <NUM> above its threshold, in nats, where every label is a nu
 SLACK = 0.1  # of the squared error, for a stronger penalty
 
 
-def set_value_space(model: CausalQwen2ForCausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
+def set_value_space(model: CausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
     """Center and spread of the numbers (N,) to be trained on; without numbers nothing changes."""
     if values.numel() == 0:
         logger.warning("the training rows hold no number to learn; only words are trained")
@@ -44,7 +44,7 @@ def set_value_space(model: CausalQwen2ForCausalLM, kind: Literal["log", "linear"
 
 @torch.no_grad()
 def wake_numbers(
-    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]], *, method: Literal["fit", "plain"]
+    model: CausalLM, batches: Iterable[Mapping[str, Any]], *, method: Literal["fit", "plain"]
 ) -> None:
     """Set b_<NUM>, w, b_Y and β_Y of a model that has never written numbers.
 
@@ -58,14 +58,14 @@ def wake_numbers(
         method: "fit" or "plain"; "fit" is "plain" where there are fewer than 16 numbers.
     """
     action, row = model.action, model.config.num_token_id
-    assert row is not None
     action.bias[row] = 0.0
     action.number.weight.zero_()
     action.number.bias.zero_()
     action.number_noise.fill_(1.0)
     if method == "plain":
         return
-    if (numbers := _numbers(model, batches)) is None:
+    numbers = _numbers(model, batches)
+    if len(numbers.target) < FEWEST_NUMBERS:
         return
     low, rest = numbers.scores.quantile(0.1), numbers.other_scores
     action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
@@ -74,7 +74,7 @@ def wake_numbers(
 
 
 @torch.no_grad()
-def refit_numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> bool:
+def refit_numbers(model: CausalLM, batches: Iterable[Mapping[str, Any]]) -> bool:
     """Solve for w, b_Y and β_Y once more, on the features that training has made.
 
     With the features fixed, the number head is one linear regression, and gradients need many steps for what
@@ -88,7 +88,8 @@ def refit_numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, 
     Returns:
         Whether the head was exchanged.
     """
-    if (numbers := _numbers(model, batches)) is None:
+    numbers = _numbers(model, batches)
+    if len(numbers.target) < FEWEST_NUMBERS:
         return False
     head = (model.action.number.weight, model.action.number.bias, model.action.number_noise)
     trained = [parameter.clone() for parameter in head]
@@ -110,39 +111,26 @@ class _Numbers(NamedTuple):
     other_scores: Tensor
 
 
-def _numbers(model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers | None:
-    """The first 1,024 numbers of labelled rows; None where there are fewer than 16."""
+def _numbers(model: CausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers:
     action, row = model.action, model.config.num_token_id
-    assert row is not None
-    locs, scales, targets, scores, others = [], [], [], [], []
+    parts: list[tuple[Tensor, ...]] = []
     for positions in labelled_positions(model, batches):
         is_num = positions.labels == row
         S = action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, slice(row, row + 1))
         above = S.loc[:, 0] - exact(action.threshold[row])
-        scores.append(above[is_num])
-        others.append(above[~is_num])
-        U = positions.U_noisy[is_num]
-        locs.append(U.loc)
-        scales.append(U.scale)
-        targets.append(model.value_space.encode(positions.values[is_num]))
-        if sum(map(len, targets)) >= MOST_NUMBERS:
+        U, target = positions.U_noisy[is_num], model.value_space.encode(positions.values[is_num])
+        parts.append((target, U.loc, U.scale, above[is_num], above[~is_num]))
+        if sum(len(part[0]) for part in parts) >= MOST_NUMBERS:
             break
-    if sum(map(len, targets)) < FEWEST_NUMBERS:
-        return None
-    U = Cauchy(torch.cat(locs), torch.cat(scales))
-    return _Numbers(U, torch.cat(targets), torch.cat(scores), torch.cat(others))
+    columns = [torch.cat(column) for column in zip(*parts, strict=True)] or [torch.empty(0)] * 5
+    target, loc, scale, scores, other_scores = columns
+    return _Numbers(Cauchy(loc, scale), target, scores, other_scores)
 
 
-def _solve_numbers(model: CausalQwen2ForCausalLM, numbers: _Numbers, *, slack: float) -> float | None:
+def _solve_numbers(model: CausalLM, numbers: _Numbers, *, slack: float) -> float | None:
     """Set w and b_Y to the ridge regression of the numbers on loc_U, β_Y to its median leave-one-out error.
 
-    Args:
-        model: Changed in place.
-        numbers: What the head is fitted to.
-        slack: Of the squared error, for a stronger penalty.
-
-    Returns:
-        That error; None where all numbers are equal, and nothing was changed.
+    That error is returned; None where all numbers are equal, and nothing was changed.
     """
     action, target = model.action, numbers.target
     if target.min() == target.max():

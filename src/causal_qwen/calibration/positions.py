@@ -7,45 +7,40 @@ module does not know metrics.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.causal_lm import shifted
+from causal_qwen.causal_lm import CausalLM, shifted
 from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["Positions", "labelled_positions"]
 
 
-@dataclass(frozen=True)
-class Positions:
-    """The N valid positions of one batch, each with the law that it infers and what came next.
+class Positions(NamedTuple):
+    """The N valid positions of one batch, each with the law that it infers and what came next."""
 
-    Args:
-        U: The individual without exogenous noise, (N, D).
-        U_noisy: U', (N, D).
-        U0: The common cause, (N,).
-        Y: The number in value space, (N,).
-        labels: (N,) true next tokens.
-        values: (N,) their values, 0 where the next token is no number; float64.
-    """
+    U: Cauchy  # (N, D), the individual without exogenous noise
+    U_noisy: Cauchy  # (N, D), U'
+    U0: Cauchy  # (N,), the common cause
+    Y: Cauchy  # (N,), the number in value space
+    labels: Tensor  # (N,) true next tokens
+    values: Tensor  # (N,) their values, 0 where the next token is no number; float64
 
-    U: Cauchy
-    U_noisy: Cauchy
-    U0: Cauchy
-    Y: Cauchy
-    labels: Tensor
-    values: Tensor
+    def at(self, index: Tensor | slice) -> Positions:
+        """Some of the positions."""
+        columns: tuple[Any, ...] = self
+        return Positions(*(column[index] for column in columns))
+
+    def split(self, size: int) -> Iterator[Positions]:
+        """Up to ``size`` positions at a time."""
+        return (self.at(slice(first, first + size)) for first in range(0, len(self.labels), size))
 
 
 @torch.no_grad()
-def labelled_positions(
-    model: CausalQwen2ForCausalLM, batches: Iterable[Mapping[str, Any]]
-) -> Iterator[Positions]:
+def labelled_positions(model: CausalLM, batches: Iterable[Mapping[str, Any]]) -> Iterator[Positions]:
     """Run the model over batches in evaluation mode and yield the positions whose label is not −100.
 
     Args:
@@ -63,7 +58,7 @@ def labelled_positions(
         model.train(was_training)
 
 
-def _positions(model: CausalQwen2ForCausalLM, batch: Mapping[str, Any]) -> Positions:
+def _positions(model: CausalLM, batch: Mapping[str, Any]) -> Positions:
     inputs = {
         name: entry.to(model.device) if isinstance(entry, Tensor) else entry for name, entry in batch.items()
     }
@@ -73,12 +68,5 @@ def _positions(model: CausalQwen2ForCausalLM, batch: Mapping[str, Any]) -> Posit
     labels, values = shifted(labels, IGNORE_INDEX), shifted(values.double(), 0.0)
     valid = labels != IGNORE_INDEX  # (B, T)
     outputs: Any = model(**inputs, output_logits=False, use_cache=False)
-    U = outputs.U[valid]
-    return Positions(
-        U=U,
-        U_noisy=model.action.exogenous(U),
-        U0=outputs.U0[valid],
-        Y=outputs.Y[valid],
-        labels=labels[valid],
-        values=values[valid],
-    )
+    U_noisy = model.action.exogenous(outputs.U)
+    return Positions(outputs.U, U_noisy, outputs.U0, outputs.Y, labels, values).at(valid)

@@ -6,7 +6,7 @@ the left-out predictions, which the fits that build on a regression need. This m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,23 +17,14 @@ __all__ = ["Ridge", "ridge"]
 STRENGTHS = (-9, 1, 41)
 
 
-@dataclass(frozen=True)
-class Ridge:
-    """target ≈ slope·features + intercept.
+class Ridge(NamedTuple):
+    """target ≈ slope·features + intercept."""
 
-    Args:
-        slope: (H,).
-        intercept: Not penalised.
-        left_out: (N,) prediction of each target by the fit to all others.
-        strength: Of the penalty.
-        r2: Share of the variance explained, leave-one-out.
-    """
-
-    slope: Tensor
-    intercept: float
-    left_out: Tensor
-    strength: float
-    r2: float
+    slope: Tensor  # (H,)
+    intercept: float  # not penalised
+    left_out: Tensor  # (N,) prediction of each target by the fit to all others
+    strength: float  # of the penalty
+    r2: float  # share of the variance explained, leave-one-out
 
 
 def ridge(features: Tensor, target: Tensor, *, slack: float = 0.0) -> Ridge:

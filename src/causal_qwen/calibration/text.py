@@ -6,14 +6,14 @@ It does not know what is fitted to them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 
 __all__ = ["TextFeatures", "logit_blocks", "text_features", "windows"]
 
@@ -23,23 +23,15 @@ MIN_TOKENS = 64
 BLOCK_ELEMENTS = 2**24  # elements of a (positions, V) block: 64 MiB in float32
 
 
-@dataclass(frozen=True)
-class TextFeatures:
-    """Backbone features of a text and the tokens that followed.
+class TextFeatures(NamedTuple):
+    """Backbone features of a text and the tokens that followed."""
 
-    Args:
-        hidden_states: (N, H).
-        labels: (N,).
-    """
-
-    hidden_states: Tensor
-    labels: Tensor
+    hidden_states: Tensor  # (N, H)
+    labels: Tensor  # (N,)
 
 
 @torch.no_grad()
-def text_features(
-    model: CausalQwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, text: str
-) -> TextFeatures:
+def text_features(model: CausalLM, tokenizer: PreTrainedTokenizerBase, text: str) -> TextFeatures:
     """Backbone features of evenly spread windows of ``text``; each position is paired with the token that
     follows it.
 
@@ -68,7 +60,7 @@ def windows(tokenizer: PreTrainedTokenizerBase, text: str) -> list[Tensor]:
     return [ids[start : start + WINDOW] for start in starts]
 
 
-def logit_blocks(model: CausalQwen2ForCausalLM, hidden_states: Tensor) -> Iterator[Tensor]:
+def logit_blocks(model: CausalLM, hidden_states: Tensor) -> Iterator[Tensor]:
     """Logits (n, V), in float32 at least, of successive blocks of the positions (N, H)."""
     rows = max(1, BLOCK_ELEMENTS // model.config.vocab_size)
     for block in hidden_states.split(rows):

@@ -24,16 +24,16 @@ def command(
     from causal_qwen.simulation import simulate
     from causal_qwen.simulation.plot import draw_simulation
 
-    found = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
+    simulation = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
     if not no_plot:
         plot.parent.mkdir(parents=True, exist_ok=True)
-        draw_simulation(found, plot)
+        draw_simulation(simulation, plot)
         note(f"picture: {plot}")
-    summary = found.summary() | {"plot": None if no_plot else str(plot)}
+    summary = simulation.summary() | {"plot": None if no_plot else str(plot)}
     if as_json:
         print_json(summary)
         return
-    errors = found.convergence.parameter_errors
+    errors = simulation.convergence.parameter_errors
     print_table(
         "Does it recover the truth?",
         [(name, f"{errors[name]:.4f}", f"{bound:g}") for name, bound in summary["tolerances"].items()],
@@ -47,7 +47,7 @@ def command(
         ],
         header=("", "engine", "best possible"),
     )
-    heads = found.robustness
+    heads = simulation.robustness
     print_table(
         "Median error on clean numbers, by share of outliers in training",
         [

@@ -1,4 +1,4 @@
-"""Directories that are either whole or absent."""
+"""Directories and files that are either whole or absent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_directory"]
+__all__ = ["atomic_directory", "write_file"]
 
 
 @contextmanager
@@ -42,3 +42,14 @@ def _replace(new: Path, target: Path) -> None:
     os.replace(target, old / target.name)
     os.replace(new, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a text beside its place, then move it there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from causal_qwen.figures import new_figure, png
+
 __all__ = ["cause_along_text", "loss_curve"]
 
 Array = npt.NDArray[np.float64]
+DPI = 130
 
 
 def loss_curve(records: Sequence[Mapping[str, float]]) -> bytes:
     """The two parts of the training loss against steps, each on its own axis."""
     names = {"train/cls_loss_mean": "One-vs-Rest loss", "train/reg_loss_effective": "number loss"}
-    figure, panels = _figure(1, len(names), size=(8.4, 3.0))
+    figure, panels = new_figure((8.4, 3.0), 1, len(names))
     for axes, (name, label), colour in zip(panels, names.items(), ("tab:blue", "tab:orange"), strict=True):
         points = [(record["step"], record[name]) for record in records if name in record]
         axes.plot(*zip(*points, strict=True), color=colour)
         axes.set(xlabel="step", title=label)
         axes.grid(alpha=0.3)
-    return _png(figure)
+    return png(figure, dpi=DPI)
 
 
 def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dimensions: int = 2) -> bytes:
@@ -37,8 +38,8 @@ def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dim
     """
     moves = np.subtract(*np.percentile(loc_U, [75, 25], axis=0)) / np.median(scale_U, axis=0)  # (D,)
     chosen = np.argsort(-moves)[:dimensions]
-    width = max(7.0, 0.28 * len(tokens))
-    figure, panels = _figure(dimensions + 1, 1, size=(width, 1.5 * dimensions + 2.7), sharex=True)
+    size = max(7.0, 0.28 * len(tokens)), 1.5 * dimensions + 2.7
+    figure, panels = new_figure(size, dimensions + 1, sharex=True)
     positions = np.arange(len(tokens))
     for axes, j in zip(panels[:-1], chosen, strict=True):
         loc, scale = loc_U[:, j], scale_U[:, j]
@@ -52,20 +53,4 @@ def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dim
     for axes in panels:
         axes.grid(alpha=0.3)
     panels[-1].set_xticks(positions, [token.strip() or "␣" for token in tokens], rotation=90, fontsize=8)
-    return _png(figure)
-
-
-def _figure(
-    rows: int, columns: int, *, size: tuple[float, float], sharex: bool = False
-) -> tuple[Any, list[Any]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex)
-    return figure, list(grid.flatten())
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    return png(figure, dpi=DPI)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import (
     EMBEDDED,
     Base,
@@ -27,6 +28,7 @@ from causal_qwen.conversion import (
     load_base,
     measure_parity,
 )
+from causal_qwen.conversion.files import write_file
 from causal_qwen.conversion.parity import Parity
 from causal_qwen.counterfactual.interventions import Branch, Counterfactual, counterfactual
 from causal_qwen.data import Reading, Template, read_rows
@@ -84,7 +86,7 @@ COMMANDS = (
 class Tuned:
     """A fine-tuned model, its figures, and the records of its training."""
 
-    model: CausalQwen2ForCausalLM
+    model: CausalLM
     processor: CausalQwen2Processor
     metrics: dict[str, float]
     records: list[dict[str, float]]
@@ -167,7 +169,7 @@ def write_table(directory: Path) -> tuple[Path, Path]:
     random.Random(SEED).shuffle(rows)
     files = directory / "cars.train.jsonl", directory / "cars.test.jsonl"
     for file, part in zip(files, (rows[TEST_ROWS:], rows[:TEST_ROWS]), strict=True):
-        page.write_file(file, "".join(json.dumps(row) + "\n" for row in part))
+        write_file(file, "".join(json.dumps(row) + "\n" for row in part))
     return files
 
 
@@ -196,7 +198,7 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
         diagnostics=False,
         seed=SEED,
     )
-    page.write_file(directory / "cars.yaml", recipe.to_yaml())
+    write_file(directory / "cars.yaml", recipe.to_yaml())
     result = train(recipe, overwrite=True)
     trained: Any = CausalQwen2ForCausalLM.from_pretrained(result.output)
     processor = CausalQwen2Processor.from_pretrained(result.output)

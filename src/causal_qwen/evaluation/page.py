@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Section", "coloured", "data_address", "picture", "table", "write_file", "write_page"]
+from causal_qwen.conversion.files import write_file
+
+__all__ = ["Section", "coloured", "data_address", "picture", "table", "write_page"]
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2733; --soft: #5b6876; --line: #d9dfe6; --accent: #1f5fa8; }
@@ -100,14 +101,3 @@ def write_page(file: Path, *, title: str, lead: str, sections: Sequence[Section]
         f"{''.join(parts)}</main></body></html>"
     )
     write_file(file, page)
-
-
-def write_file(file: Path, text: str) -> None:
-    """Write a text beside its place, then move it there."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -1,12 +1,7 @@
-"""Pictures of an evaluation: calibration, errors, coverage, and predictions with their intervals.
-
-Each draws on one pair of axes. Figures are made without pyplot, so that nothing
-global changes.
-"""
+"""Pictures of an evaluation: calibration, errors, coverage, and predictions with their intervals."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +10,16 @@ from torch import Tensor
 
 from causal_qwen.evaluation import metrics
 from causal_qwen.evaluation.run import Evaluation
+from causal_qwen.figures import BLUE, GREY, ORANGE, new_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw_calibration", "draw_coverage", "draw_errors", "draw_predictions", "picture"]
 
-BLUE, ORANGE, GREY = "#2166ac", "#d6604d", "#777777"
 LEVELS = torch.linspace(0.02, 0.98, 49).tolist()
 MOST_POINTS = 300
-# Axes cannot be laid out beyond.
-LARGEST_DRAWN = 1e100
+LARGEST_DRAWN = 1e100  # axes cannot be laid out beyond
 
 
 def picture(draw: Callable[..., None], *contents: Any) -> bytes:
@@ -34,15 +28,9 @@ def picture(draw: Callable[..., None], *contents: Any) -> bytes:
     Raises:
         ValueError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("pictures need matplotlib: pip install 'causal-qwen[train]'") from None
-    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
-    draw(figure.add_subplot(), *contents)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
-    return stream.getvalue()
+    figure, (axes,) = new_figure((5.2, 4.0))
+    draw(axes, *contents)
+    return png(figure)
 
 
 def draw_calibration(axes: Axes, result: Evaluation) -> None:
@@ -97,23 +85,17 @@ def draw_predictions(
 ) -> None:
     """Predictions with intervals against the truth; at most 300, evenly spread over the true values.
 
-    Args:
-        axes: To draw on.
-        values: (M,) true numbers.
-        predicted: (M,) point predictions.
-        lower: (M,) lower ends of the intervals.
-        upper: (M,) upper ends.
-        level: Of the intervals.
+    Tensors are (M,): true numbers, point predictions, and the ends of the intervals of probability ``level``.
     """
     order = values.argsort()
     step = max(len(order) / MOST_POINTS, 1.0)
-    kept = order[(torch.arange(min(len(order), MOST_POINTS)) * step).long()]
-    truth = values[kept].clamp(-LARGEST_DRAWN, LARGEST_DRAWN)
+    shown = order[(torch.arange(min(len(order), MOST_POINTS)) * step).long()]
+    truth = values[shown].clamp(-LARGEST_DRAWN, LARGEST_DRAWN)
     ends = [float(truth[0]), float(truth[-1])]
     span = max(ends[1] - ends[0], abs(ends[1]) * 1e-6, 1e-9)
     # What lies far outside of the picture need not be drawn to scale, and could not be where it overflows.
     far = (ends[0] - 100 * span, ends[1] + 100 * span)
-    predicted, lower, upper = (column[kept].clamp(*far) for column in (predicted, lower, upper))
+    predicted, lower, upper = (column[shown].clamp(*far) for column in (predicted, lower, upper))
     inside = (lower <= truth) & (truth <= upper)
     for covered, color, name in ((inside, BLUE, "inside"), (~inside, ORANGE, "outside")):
         if covered.any():

@@ -7,22 +7,17 @@ row becomes a prompt is `causal_qwen.data`'s.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from causal_qwen.data import (
-    BadRows,
-    Collator,
-    Encoded,
-    Reading,
-    Source,
-    encode_prompt,
-    windows_by_length,
-)
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+from causal_qwen.causal_lm import CausalLM
+from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["Prediction", "predict"]
+
+INPUTS = ("input_ids", "attention_mask", "numeric_values")
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,7 @@ class Prediction:
     prob_num: float
 
 
-@dataclass(frozen=True)
-class _Question:
+class _Question(NamedTuple):
     """A prompt that is to be continued by a number."""
 
     source: str
@@ -56,7 +50,7 @@ class _Question:
 
 
 def predict(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     source: Source,
     *,
@@ -90,13 +84,17 @@ def predict(
     for window, batches in windows_by_length(rest, batch_size, length=lambda question: len(question.row)):
         predictions: dict[int, Prediction] = {}
         for batch in batches:
-            chosen = [window[index] for index in batch]
-            predictions |= zip(batch, _predict_batch(model, collate, chosen, level, raw=raw), strict=True)
+            rows = collate([window[index].row for index in batch])
+            inputs = {name: rows[name].to(model.device) for name in INPUTS}  # (B, T) each
+            numbers = model.predict_number(inputs, level, raw=raw)
+            columns = (numbers.median, numbers.lower, numbers.upper, numbers.prob_num)  # (B,) each
+            for index, *entries in zip(batch, *(column.tolist() for column in columns), strict=True):
+                predictions[index] = Prediction(window[index].source, window[index].prompt, *entries)
         yield from (predictions[index] for index in range(len(window)))
 
 
 def _questions(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     source: Source,
     reading: Reading,
@@ -113,21 +111,3 @@ def _questions(
             yield _Question(example.where, prompt, row)
         else:
             bad_rows.add(example.where, f"the prompt has {len(row)} tokens; the model reads 1 to {longest}")
-
-
-def _predict_batch(
-    model: CausalQwen2ForCausalLM,
-    collate: Collator,
-    questions: Sequence[_Question],
-    level: float,
-    *,
-    raw: bool,
-) -> Iterator[Prediction]:
-    batch = collate([question.row for question in questions])
-    inputs = {
-        name: batch[name].to(model.device) for name in ("input_ids", "attention_mask", "numeric_values")
-    }  # (B, T) each
-    numbers = model.predict_number(inputs, level, raw=raw)
-    columns = (numbers.median, numbers.lower, numbers.upper, numbers.prob_num)  # (B,) each
-    for question, *entries in zip(questions, *(column.tolist() for column in columns), strict=True):
-        yield Prediction(question.source, question.prompt, *entries)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from causal_qwen.conversion.files import write_file
 from causal_qwen.evaluation import page, plots
 from causal_qwen.evaluation.run import Evaluation
 
@@ -31,6 +32,7 @@ MEANINGS = {
     "eval/brier": "squared error of P/ΣP, 0 to 2",
     "eval/ece": "expected calibration error of P/ΣP",
     "dist/ovr_prob_sum_median": "ΣP; 1 when calibrated",
+    "dist/mode_agreement": "share of tokens that standard and compatible choose alike",
 }
 
 
@@ -57,9 +59,33 @@ def write_report(
     )
     counts = {"tokens": f"{len(result.labels):,}", "numbers": f"{len(result.values):,}"}
     facts = dict(facts or {}) | counts | {"intervals": intervals}
-    rows = [(name, _shown(entry), MEANINGS.get(name, "")) for name, entry in result.metrics().items()]
-    write = _write_html if path.suffix.lower() == ".html" else _write_markdown
-    write(path, title, list(facts.items()), rows, _pictures(result))
+    rows = [
+        (name, "–" if math.isnan(entry) else f"{entry:.4g}", MEANINGS.get(name, ""))
+        for name, entry in result.metrics().items()
+    ]
+    pictures = _pictures(result)
+    if path.suffix.lower() == ".html":
+        sections = [
+            page.Section("Run", body=page.table(list(facts.items()))),
+            *(
+                page.Section(caption, body=page.picture(png, alt=caption))
+                for caption, png in pictures.items()
+            ),
+            page.Section("Metrics", body=page.table(rows, header=HEADER)),
+        ]
+        page.write_page(path, title=title, lead="", sections=sections)
+        return
+    lines = [
+        f"# {title}",
+        "",
+        *(f"- **{name}**: {fact}" for name, fact in facts.items()),
+        "",
+        *(f"![{caption}]({page.data_address(png)})\n" for caption, png in pictures.items()),
+        f"| {' | '.join(HEADER)} |",
+        "| --- | ---: | --- |",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    write_file(path, "\n".join(lines) + "\n")
 
 
 def _pictures(result: Evaluation) -> dict[str, bytes]:
@@ -80,41 +106,3 @@ def _pictures(result: Evaluation) -> dict[str, bytes]:
             ),
         }
     return pictures
-
-
-def _shown(entry: float) -> str:
-    return "–" if math.isnan(entry) else f"{entry:.4g}"
-
-
-def _write_html(
-    path: Path,
-    title: str,
-    facts: Sequence[tuple[str, str]],
-    rows: Sequence[tuple[str, str, str]],
-    pictures: Mapping[str, bytes],
-) -> None:
-    drawn = [page.Section(caption, body=page.picture(png, alt=caption)) for caption, png in pictures.items()]
-    metrics = page.Section("Metrics", body=page.table(rows, header=HEADER))
-    page.write_page(
-        path, title=title, lead="", sections=[page.Section("Run", body=page.table(facts)), *drawn, metrics]
-    )
-
-
-def _write_markdown(
-    path: Path,
-    title: str,
-    facts: Sequence[tuple[str, str]],
-    rows: Sequence[tuple[str, str, str]],
-    pictures: Mapping[str, bytes],
-) -> None:
-    lines = [
-        f"# {title}",
-        "",
-        *(f"- **{name}**: {fact}" for name, fact in facts),
-        "",
-        *(f"![{caption}]({page.data_address(png)})\n" for caption, png in pictures.items()),
-        f"| {' | '.join(HEADER)} |",
-        "| --- | ---: | --- |",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-    page.write_file(path, "\n".join(lines) + "\n")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from torch import Tensor
 from causal_qwen.calibration.conformal import standardised_residuals
 from causal_qwen.calibration.positions import Positions, labelled_positions
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import BadRows, Reading, Source, labelled_batches
 from causal_qwen.evaluation import metrics
 from causal_qwen.heads import exact
 from causal_qwen.intervals import interval, multiple
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.value_space import ValueSpace
 
@@ -34,6 +34,8 @@ __all__ = ["Evaluation", "evaluate", "run_evaluation"]
 CHUNK_ELEMENTS = 1 << 23
 # Positions whose causes are kept for medians and quartiles.
 SAMPLE_POSITIONS = 4096
+# Facts of a token of which only the mean is kept.
+TOKEN_MEANS = ("eval/ovr_nll", "eval/softmax_nll", "eval/brier", "dist/mode_agreement")
 Batch = Mapping[str, Any]
 
 
@@ -117,7 +119,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     processor: CausalQwen2Processor,
     data: Source | Iterable[Batch],
     *,
@@ -147,100 +149,86 @@ def evaluate(
             f"<NUM> is {processor.num_token_id} for the processor and {model.config.num_token_id} for the "
             "model; load both from the same directory"
         )
-    read = partial(
-        labelled_batches,
-        processor,
-        reading=reading,
-        max_length=max_length,
-        batch_size=batch_size,
-        bad_rows=bad_rows,
-    )
-    return run_evaluation(model, _batches(data, read)).metrics()
+    items, are_batches = _first_looked_at(data)
+    if not are_batches:
+        items = labelled_batches(
+            processor,
+            items,
+            reading=reading,
+            max_length=max_length,
+            batch_size=batch_size,
+            bad_rows=bad_rows,
+        )
+    return run_evaluation(model, items).metrics()
 
 
-def _batches(data: Source | Iterable[Batch], read: Callable[[Source], Iterable[Batch]]) -> Iterable[Batch]:
-    """Batches that are ready, which have tensors for labels, or what ``read`` makes of files and rows."""
+def _first_looked_at(data: Source | Iterable[Batch]) -> tuple[Any, bool]:
+    """The data, whole, and whether they are batches that are ready, which have tensors for labels."""
     if isinstance(data, str | Path):
-        return read(data)
+        return data, False
     items: Iterator[Any] = iter(data)
     first = list(itertools.islice(items, 1))
-    ready = all(isinstance(item, Mapping) and isinstance(item.get("labels"), Tensor) for item in first)
-    whole = itertools.chain(first, items)
-    return whole if ready else read(whole)
+    are_batches = all(isinstance(item, Mapping) and isinstance(item.get("labels"), Tensor) for item in first)
+    return itertools.chain(first, items), are_batches
 
 
 @torch.no_grad()
-def run_evaluation(model: CausalQwen2ForCausalLM, batches: Iterable[Batch]) -> Evaluation:
+def run_evaluation(model: CausalLM, batches: Iterable[Batch]) -> Evaluation:
     """Look at every labelled position of batches once; arguments as for `evaluate`."""
     causes = {"loc": _Summary(), "scale": _Summary()}
-    tokens: list[dict[str, Tensor]] = []
-    numbers: list[tuple[Tensor, Tensor, Tensor]] = []
+    facts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    chunk = max(CHUNK_ELEMENTS // model.config.vocab_size, 1)
     for positions in labelled_positions(model, batches):
         causes["loc"].add(positions.U.loc)
         causes["scale"].add(positions.U.scale)
-        tokens += [_token_facts(model, chunk) for chunk in _chunks(positions, model.config.vocab_size)]
+        for part in positions.split(chunk):
+            for name, fact in _token_facts(model, part).items():
+                facts[name].append(fact.cpu())
         if model.config.num_token_id is not None:
-            is_num = positions.labels == model.config.num_token_id
-            Y = positions.Y[is_num]
-            numbers.append((Y.loc.double().cpu(), Y.scale.double().cpu(), positions.values[is_num].cpu()))
-    nothing = {name: torch.empty(0) for name in ("confidence", "prob_sum", "ovr_nll", "softmax_nll", "brier")}
-    nothing |= {name: torch.empty(0, dtype=torch.long) for name in ("labels", "chosen")}
-    facts = {name: torch.cat([part[name] for part in tokens]) for name in tokens[0]} if tokens else nothing
-    columns = [torch.cat(column) for column in zip(*numbers, strict=True)] or [
-        torch.empty(0, dtype=torch.float64)
-    ] * 3
+            numbers = positions.at(positions.labels == model.config.num_token_id)
+            facts["loc_Y"].append(numbers.Y.loc.double().cpu())
+            facts["scale_Y"].append(numbers.Y.scale.double().cpu())
+            facts["values"].append(numbers.values.cpu())
+
+    def column(name: str) -> Tensor:
+        return torch.cat(facts[name]) if name in facts else torch.empty(0)
+
     return Evaluation(
-        labels=facts["labels"],
-        chosen=facts["chosen"],
-        confidence=facts["confidence"],
-        prob_sum=facts["prob_sum"],
-        token_means={
-            f"eval/{name}": metrics.mean(facts[name]) for name in ("ovr_nll", "softmax_nll", "brier")
-        },
+        labels=column("labels"),
+        chosen=column("chosen"),
+        confidence=column("confidence"),
+        prob_sum=column("prob_sum"),
+        token_means={name: metrics.mean(column(name)) for name in TOKEN_MEANS},
         U={
             f"dist/U_{name}_{statistic}": entry
             for name, summary in causes.items()
             for statistic, entry in summary.statistics().items()
         },
-        Y=Cauchy(columns[0], columns[1]),
-        values=columns[2],
+        Y=Cauchy(column("loc_Y"), column("scale_Y")),
+        values=column("values"),
         value_space=model.value_space,
         conformal_scores=model.config.conformal_scores,
         num_token_id=model.config.num_token_id,
     )
 
 
-def _chunks(positions: Positions, vocab_size: int) -> Iterable[Positions]:
-    """A few positions at a time, so that their scores stay small."""
-    size = max(CHUNK_ELEMENTS // vocab_size, 1)
-    for first in range(0, len(positions.labels), size):
-        part = slice(first, first + size)
-        yield Positions(
-            positions.U[part],
-            positions.U_noisy[part],
-            positions.U0[part],
-            positions.Y[part],
-            positions.labels[part],
-            positions.values[part],
-        )
-
-
-def _token_facts(model: CausalQwen2ForCausalLM, positions: Positions) -> dict[str, Tensor]:
-    """What is kept of n positions, (n,) each, on the CPU."""
+def _token_facts(model: CausalLM, positions: Positions) -> dict[str, Tensor]:
+    """What is kept of n positions, (n,) each."""
     S = model.action.scores(positions.U_noisy, positions.U0, model.lm_head.weight)  # (n, V)
     labels, chosen = positions.labels, model.action.z_scores(S).argmax(-1)
     prob = S.sf(exact(model.action.threshold))  # (n, V)
-    facts = {
+    return {
         "labels": labels,
         "chosen": chosen,
         "confidence": metrics.confidence(prob, chosen),
         "prob_sum": prob.sum(-1),
-        "ovr_nll": metrics.ovr_nll(prob, labels),
+        "eval/ovr_nll": metrics.ovr_nll(prob, labels),
         # loc_S is the logits and a common shift.
-        "softmax_nll": metrics.softmax_nll(S.loc, labels),
-        "brier": metrics.brier(prob, labels),
+        "eval/softmax_nll": metrics.softmax_nll(S.loc, labels),
+        "eval/brier": metrics.brier(prob, labels),
+        # Training moves scale_S apart by token, and with it the choices by score and by logit.
+        "dist/mode_agreement": chosen == model.token_logits(positions.U.loc).argmax(-1),
     }
-    return {name: fact.cpu() for name, fact in facts.items()}
 
 
 class _Summary:
@@ -266,11 +254,9 @@ class _Summary:
         self.center += shift * rows.numel() / total
         self.count = total
         keys = torch.cat([self.keys, torch.rand(len(rows), generator=self.generator)])
-        kept = torch.cat([self.rows.reshape(-1, rows.shape[1]).to(rows.dtype), rows])
-        if len(keys) > SAMPLE_POSITIONS:
-            smallest = keys.topk(SAMPLE_POSITIONS, largest=False).indices
-            keys, kept = keys[smallest], kept[smallest]
-        self.keys, self.rows = keys, kept
+        smallest = keys.topk(min(len(keys), SAMPLE_POSITIONS), largest=False).indices
+        sample = torch.cat([self.rows.reshape(-1, rows.shape[1]).to(rows.dtype), rows])
+        self.keys, self.rows = keys[smallest], sample[smallest]
 
     def statistics(self) -> dict[str, float]:
         """mean, median, std and iqr; NaN of nothing."""

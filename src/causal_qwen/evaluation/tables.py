@@ -41,7 +41,7 @@ class GrowingTable:
             raise ValueError(f"{out} ends in {out.suffix or 'nothing'!r}; choose .csv, .parquet or .jsonl")
         self.out, self.partial = out, out.with_name(f"{out.name}.partial")
         header = json.dumps({"settings": dict(settings)}, ensure_ascii=False)
-        self.done = self._resume(header)
+        self.count = self.done = self._resume(header)
         self.stream: IO[str] = self.partial.open("a", encoding="utf-8")
         if self.partial.stat().st_size == 0:
             self._append(header)
@@ -57,6 +57,7 @@ class GrowingTable:
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; every row has the same fields."""
         self._append(json.dumps(row, ensure_ascii=False))
+        self.count += 1
 
     def finish(self) -> int:
         """Turn the partial file into the table, and return how many rows it has."""
@@ -65,13 +66,13 @@ class GrowingTable:
         temporary = self.out.with_name(f".{self.out.name}.{os.getpid()}.new")
         write = {".csv": _write_csv, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
         try:
-            count = write[self.out.suffix.lower()](self._rows(), temporary)
+            write[self.out.suffix.lower()](self._rows(), temporary)
             os.replace(temporary, self.out)
         finally:
             temporary.unlink(missing_ok=True)
         self.stream.close()
         self.partial.unlink()
-        return count
+        return self.count
 
     def _append(self, line: str) -> None:
         self.stream.write(line + "\n")
@@ -104,45 +105,28 @@ class GrowingTable:
                 yield json.loads(line)
 
 
-def _write_csv(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    count = 0
+def _write_csv(rows: Iterator[dict[str, Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
-        writer: csv.DictWriter[str] | None = None
-        for row in rows:
-            if writer is None:
-                writer = csv.DictWriter(stream, fieldnames=list(row))
-                writer.writeheader()
-            writer.writerow(row)
-            count += 1
-    return count
+        first = next(rows, None)
+        if first is not None:
+            writer = csv.DictWriter(stream, fieldnames=list(first))
+            writer.writeheader()
+            writer.writerows(itertools.chain([first], rows))
 
 
-def _write_jsonl(rows: Iterator[dict[str, Any]], path: Path) -> int:
-    count = 0
+def _write_jsonl(rows: Iterator[dict[str, Any]], path: Path) -> None:
     with path.open("w", encoding="utf-8") as stream:
-        for row in rows:
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count += 1
-    return count
+        stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> int:
+def _write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise ValueError("Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl") from None
-    count = 0
-    writer = None
-    try:
+    first = pyarrow.Table.from_pylist(list(itertools.islice(rows, PARQUET_ROWS)))
+    with parquet.ParquetWriter(path, first.schema) as writer:
+        writer.write_table(first)
         while part := list(itertools.islice(rows, PARQUET_ROWS)):
-            table = pyarrow.Table.from_pylist(part, schema=None if writer is None else writer.schema)
-            writer = writer or parquet.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-            count += len(part)
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
-        parquet.write_table(pyarrow.table({}), path)
-    return count
+            writer.write_table(pyarrow.Table.from_pylist(part, schema=first.schema))

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,39 +21,23 @@ OUTLIER_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)
 # Outliers lie this many noise scales above the truth, on average.
 OUTLIER_DISTANCE = 30.0
 # What "recovered" means, for 8,000 individuals: see docs/howto/simulate.md.
-TOLERANCES = {
-    "number_slope": 0.02,
-    "number_intercept": 0.02,
-    "number_scale": 0.15,
-    "prob_num": 0.02,
-}
+TOLERANCES = {"number_slope": 0.02, "number_intercept": 0.02, "number_scale": 0.15, "prob_num": 0.02}
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Curves of training, on individuals that it does not see.
+    """Curves of training, on individuals that it does not see."""
 
-    Args:
-        steps: Where the curves are measured.
-        loss: L_cls + L_reg.
-        accuracy: Of the next token.
-        prob_num_at_numbers: Median P_<NUM> where a number comes.
-        prob_num_elsewhere: Median P_<NUM> where none comes.
-        number_error: Median |g⁻¹(loc_Y) − v|.
-        best_accuracy: Of whoever knows the structure.
-        best_number_error: The same for the number.
-        parameter_errors: Relative distance from the truth of the slope of loc_Y (as a vector), of its
-            intercept and of scale_Y (median over the numbers), and the median distance of P_<NUM>.
-    """
-
-    steps: list[int]
-    loss: list[float]
-    accuracy: list[float]
-    prob_num_at_numbers: list[float]
-    prob_num_elsewhere: list[float]
-    number_error: list[float]
-    best_accuracy: float
-    best_number_error: float
+    steps: list[int]  # where the curves are measured
+    loss: list[float]  # L_cls + L_reg
+    accuracy: list[float]  # of the next token
+    prob_num_at_numbers: list[float]  # median P_<NUM> where a number comes
+    prob_num_elsewhere: list[float]  # median P_<NUM> where none comes
+    number_error: list[float]  # median |g⁻¹(loc_Y) − v|
+    best_accuracy: float  # of whoever knows the structure
+    best_number_error: float  # the same for the number
+    # Relative distance from the truth of the slope of loc_Y (as a vector), of its intercept and of scale_Y
+    # (median over the numbers), and the median distance of P_<NUM>.
     parameter_errors: dict[str, float]
 
     @property
@@ -63,17 +48,11 @@ class Convergence:
 
 @dataclass(frozen=True)
 class Robustness:
-    """Median error on clean numbers after training on numbers of which a share are outliers.
+    """Median error on clean numbers after training on numbers of which a share are outliers."""
 
-    Args:
-        shares: Of outliers.
-        cauchy: Median |error| of the Cauchy head.
-        squared: Median |error| of the same head, trained by squared error.
-    """
-
-    shares: list[float]
-    cauchy: list[float]
-    squared: list[float]
+    shares: list[float]  # of outliers
+    cauchy: list[float]  # median |error| of the Cauchy head
+    squared: list[float]  # median |error| of the same head, trained by squared error
 
     def growth(self, errors: list[float], share: float = 0.3) -> float:
         """Error at ``share`` over the error without outliers."""
@@ -82,16 +61,10 @@ class Robustness:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Both answers.
+    """Both answers, and the seconds that they took."""
 
-    Args:
-        convergence: Of the whole engine.
-        robustness: Of the number head.
-        seconds: What it took.
-    """
-
-    convergence: Convergence
-    robustness: Robustness
+    convergence: Convergence  # of the whole engine
+    robustness: Robustness  # of the number head
     seconds: float
 
     def summary(self) -> dict[str, Any]:
@@ -141,7 +114,7 @@ def simulate(
 
 
 def _converge(truth: StructuralModel, count: int, steps: int, seed: int) -> Convergence:
-    seen = truth.draw(count, seed=seed + 1)
+    individuals = truth.draw(count, seed=seed + 1)
     held_out = truth.draw(count // 4, seed=seed + 2)
     engine = Mechanism(truth.hidden_size, truth.size, truth.vocab_size, seed=seed)
     measured: list[tuple[int, dict[str, float]]] = []
@@ -150,7 +123,7 @@ def _converge(truth: StructuralModel, count: int, steps: int, seed: int) -> Conv
         if step % max(steps // 40, 1) == 0 or step == steps:
             measured.append((step, _measure(engine, held_out)))
 
-    _train(engine, lambda: engine.loss(seen), steps, watch)
+    _train(engine, lambda: engine.loss(individuals), steps, watch)
     is_num = held_out.labels == truth.num_token_id
     best = truth.Y(held_out.features[is_num]).loc - held_out.values[is_num]
     curves = {name: [facts[name] for _, facts in measured] for name in measured[0][1]}
@@ -204,17 +177,14 @@ def _withstand(truth: StructuralModel, count: int, steps: int, seed: int) -> Rob
     errors: dict[NumberLoss, list[float]] = {"cauchy": [], "squared": []}
     for share in OUTLIER_SHARES:
         recorded = values[:count] + torch.where(rank < share, jump, 0.0)
-        for kind, found in errors.items():
+        for kind, medians in errors.items():
             engine = Mechanism(truth.hidden_size, truth.size, truth.vocab_size, seed=seed)
-            _fit_numbers(engine, features[:count], recorded, kind, steps)
+            loss = partial(engine.regression_loss, features[:count], recorded, kind)
+            _train(engine, loss, steps, lambda step: None)
             with torch.no_grad():
                 Y = engine(features[count:])[2]
-            found.append(float((Y.loc - values[count:]).abs().median()))
+            medians.append(float((Y.loc - values[count:]).abs().median()))
     return Robustness(list(OUTLIER_SHARES), errors["cauchy"], errors["squared"])
-
-
-def _fit_numbers(engine: Mechanism, features: Tensor, values: Tensor, kind: NumberLoss, steps: int) -> None:
-    _train(engine, lambda: engine.regression_loss(features, values, kind), steps, lambda step: None)
 
 
 def _train(engine: Mechanism, loss: Callable[[], Tensor], steps: int, watch: Callable[[int], None]) -> None:

@@ -51,21 +51,21 @@ class Mechanism(nn.Module):
         """The deterministic token, (N,)."""
         return self.action.z_scores(self.action.scores(U, U0, self.weight)).argmax(-1)
 
-    def loss(self, seen: Individuals) -> Tensor:
+    def loss(self, individuals: Individuals) -> Tensor:
         """L_cls + L_reg of the model, with the gate P_<NUM>."""
-        U, U0, Y = self(seen.features)
-        is_num = seen.labels == self.weight.shape[0] - 1
+        U, U0, Y = self(individuals.features)
+        is_num = individuals.labels == self.weight.shape[0] - 1
         cls_loss = ovr_loss(
             U,
             U0,
             self.weight,
-            seen.labels,
+            individuals.labels,
             bias=self.action.bias,
             balance=self.action.balance,
             threshold=self.action.threshold,
         )
         gate = number_gate(self.prob_num(U[is_num], U0[is_num]), alpha=0.0, gradient=False)
-        return cls_loss + number_loss(Y[is_num], seen.values[is_num], gate)
+        return cls_loss + number_loss(Y[is_num], individuals.values[is_num], gate)
 
     def regression_loss(self, features: Tensor, values: Tensor, kind: NumberLoss) -> Tensor:
         """The number alone, without a gate: by the Cauchy law, or by (loc_Y − v)² with the same heads."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from causal_qwen.simulation.experiments import Simulation
+from causal_qwen.figures import BLUE, GREY, ORANGE, new_figure, png
+from causal_qwen.simulation.experiments import Convergence, Robustness, Simulation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw_simulation"]
 
-BLUE, ORANGE, GREY = "#2166ac", "#d6604d", "#777777"
 
-
-def draw_simulation(found: Simulation, path: Path) -> None:
+def draw_simulation(simulation: Simulation, path: Path) -> None:
     """Classification, gate and regression over the steps, and errors by the share of outliers, as a PNG.
 
     Raises:
@@ -24,57 +22,42 @@ def draw_simulation(found: Simulation, path: Path) -> None:
     """
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; the picture is a .png")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("the picture needs matplotlib: pip install 'causal-qwen[train]'") from None
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    panels = figure.subplots(2, 2)
-    _classification(panels[0, 0], found)
-    _gate(panels[0, 1], found)
-    _regression(panels[1, 0], found)
-    _outliers(panels[1, 1], found)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        figure.savefig(temporary, format="png", dpi=110)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    figure, panels = new_figure((10, 7), 2, 2)
+    for axes, draw in zip(panels, (_classification, _gate, _regression), strict=False):
+        draw(axes, simulation.convergence)
+    _outliers(panels[3], simulation.robustness)
+    path.write_bytes(png(figure))
 
 
-def _classification(axes: Axes, found: Simulation) -> None:
-    seen = found.convergence
-    axes.plot(seen.steps, seen.accuracy, color=BLUE, label="One-vs-Rest choice")
-    axes.axhline(
-        seen.best_accuracy, color=GREY, linestyle="--", linewidth=1, label="whoever knows the structure"
-    )
+def _classification(axes: Axes, curves: Convergence) -> None:
+    axes.plot(curves.steps, curves.accuracy, color=BLUE, label="One-vs-Rest choice")
+    _best(axes, curves.best_accuracy)
     axes.set(xlabel="step", ylabel="accuracy", ylim=(0, 1), title="Classification")
     axes.legend(loc="lower right", frameon=False, fontsize=8)
 
 
-def _gate(axes: Axes, found: Simulation) -> None:
-    seen = found.convergence
-    axes.plot(seen.steps, seen.prob_num_at_numbers, color=BLUE, label="where a number comes")
-    axes.plot(seen.steps, seen.prob_num_elsewhere, color=ORANGE, label="elsewhere")
+def _gate(axes: Axes, curves: Convergence) -> None:
+    axes.plot(curves.steps, curves.prob_num_at_numbers, color=BLUE, label="where a number comes")
+    axes.plot(curves.steps, curves.prob_num_elsewhere, color=ORANGE, label="elsewhere")
     axes.set(xlabel="step", ylabel="median of P(<NUM>)", ylim=(0, 1), title="Gate")
     axes.legend(loc="center right", frameon=False, fontsize=8)
 
 
-def _regression(axes: Axes, found: Simulation) -> None:
-    seen = found.convergence
-    axes.plot(seen.steps, seen.number_error, color=BLUE, label="Cauchy head")
-    axes.axhline(
-        seen.best_number_error, color=GREY, linestyle="--", linewidth=1, label="whoever knows the structure"
-    )
+def _regression(axes: Axes, curves: Convergence) -> None:
+    axes.plot(curves.steps, curves.number_error, color=BLUE, label="Cauchy head")
+    _best(axes, curves.best_number_error)
     axes.set(xlabel="step", ylabel="median |error|", yscale="log", title="Regression")
     axes.legend(loc="upper right", frameon=False, fontsize=8)
 
 
-def _outliers(axes: Axes, found: Simulation) -> None:
-    seen = found.robustness
-    shares = [100 * share for share in seen.shares]
-    axes.plot(shares, seen.squared, color=ORANGE, marker="o", label="squared error")
-    axes.plot(shares, seen.cauchy, color=BLUE, marker="o", label="Cauchy")
+def _outliers(axes: Axes, errors: Robustness) -> None:
+    shares = [100 * share for share in errors.shares]
+    axes.plot(shares, errors.squared, color=ORANGE, marker="o", label="squared error")
+    axes.plot(shares, errors.cauchy, color=BLUE, marker="o", label="Cauchy")
     axes.set(xlabel="outliers in training (%)", ylabel="median |error| on clean numbers", yscale="log")
     axes.set_title("Outliers")
     axes.legend(loc="center right", frameon=False, fontsize=8)
+
+
+def _best(axes: Axes, level: float) -> None:
+    axes.axhline(level, color=GREY, linestyle="--", linewidth=1, label="whoever knows the structure")

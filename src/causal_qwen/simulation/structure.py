@@ -25,17 +25,11 @@ __all__ = ["Individuals", "StructuralModel"]
 
 @dataclass(frozen=True)
 class Individuals:
-    """What is seen of N individuals.
+    """What is seen of N individuals."""
 
-    Args:
-        features: (N, H) h(x).
-        labels: (N,) next tokens.
-        values: (N,) their numbers, meaningful where the label is <NUM>.
-    """
-
-    features: Tensor
-    labels: Tensor
-    values: Tensor
+    features: Tensor  # (N, H) h(x)
+    labels: Tensor  # (N,) next tokens
+    values: Tensor  # (N,) their numbers, meaningful where the label is <NUM>
 
 
 class StructuralModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
+from causal_qwen.configuration import CausalFields
 from causal_qwen.data import BadRows
 from causal_qwen.training.recipe import TrainingRecipe
 
@@ -26,7 +26,7 @@ SHOWN = {
 
 
 def model_card(
-    recipe: TrainingRecipe, metrics: Mapping[str, float], config: CausalQwen2Config, bad_rows: BadRows
+    recipe: TrainingRecipe, metrics: Mapping[str, float], config: CausalFields, bad_rows: BadRows
 ) -> str:
     """README.md of a trained model."""
     rows = [
@@ -60,9 +60,10 @@ Metrics are of the validation rows, deterministic. Numbers live in {config.value
 {config.value_center:.6g}, spread {config.value_spread:.6g}. Intervals are {intervals}.
 
 ```python
-from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
+from causal_qwen import CausalQwen2Processor
+from transformers import AutoModelForCausalLM
 
-model = CausalQwen2ForCausalLM.from_pretrained("DIRECTORY").eval()
+model = AutoModelForCausalLM.from_pretrained("DIRECTORY").eval()
 processor = CausalQwen2Processor.from_pretrained("DIRECTORY")
 print(model.predict_number(processor("…", return_tensors="pt")))
 ```

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
+
+from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
 __all__ = ["STAGING", "clear_debris", "flush_to_disk", "last_checkpoint", "publish", "rotate"]
 
 STAGING = ".staging"
 GONE = ".gone-"
-NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def flush_to_disk(directory: Path) -> None:
@@ -49,28 +49,19 @@ def _remove(directory: Path) -> None:
 
 def rotate(directory: Path, *, keep: int, protected: str | None = None) -> None:
     """Keep the ``keep`` latest checkpoints, and the protected one."""
-    for checkpoint in _checkpoints(directory)[:-keep] if keep > 0 else []:
-        if str(checkpoint) != protected:
-            _remove(checkpoint)
+    for checkpoint in sort_checkpoints(str(directory))[:-keep] if keep > 0 else []:
+        if checkpoint != protected:
+            _remove(Path(checkpoint))
 
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The checkpoint with the most steps, if there is one."""
-    checkpoints = _checkpoints(directory)
-    return checkpoints[-1] if checkpoints else None
+    checkpoint = get_last_checkpoint(directory) if directory.is_dir() else None
+    return Path(checkpoint) if checkpoint else None
 
 
 def clear_debris(directory: Path) -> None:
     """Delete what an interrupted run left half-written or half-deleted."""
-    if directory.is_dir():
-        for path in directory.iterdir():
-            if path.name == STAGING or path.name.startswith(GONE):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _checkpoints(directory: Path) -> list[Path]:
-    """By steps, fewest first."""
-    if not directory.is_dir():
-        return []
-    entries = [(NAME.fullmatch(path.name), path) for path in directory.iterdir()]
-    return [path for _, path in sorted((int(match[1]), path) for match, path in entries if match)]
+    for path in directory.iterdir():
+        if path.name == STAGING or path.name.startswith(GONE):
+            shutil.rmtree(path, ignore_errors=True)

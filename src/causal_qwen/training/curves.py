@@ -6,39 +6,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from causal_qwen.figures import new_figure
+
 __all__ = ["draw_curves"]
 
+PANELS = {
+    "loss": ("train/total_loss", "train/cls_loss_mean", "train/reg_loss_effective", "eval/total_loss"),
+    "gradient norm": ("train/grad_norm",),
+    "numbers": ("eval/num_f1", "eval/coverage_50", "eval/coverage_90"),
+    "median absolute error": ("eval/reg_mdae",),
+}
 
-def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Draw losses, gradient norm and evaluation over steps; False if there is nothing to draw."""
-    panels = {
-        "loss": ("train/total_loss", "train/cls_loss_mean", "train/reg_loss_effective", "eval/total_loss"),
-        "gradient norm": ("train/grad_norm",),
-        "numbers": ("eval/num_f1", "eval/coverage_50", "eval/coverage_90"),
-        "median absolute error": ("eval/reg_mdae",),
-    }
-    curves = {
-        title: {name: points for name in names if (points := _points(records, name))}
-        for title, names in panels.items()
-    }
-    curves = {title: lines for title, lines in curves.items() if lines}
+
+def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw losses, gradient norm and evaluation over steps, as far as they were recorded."""
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for title, names in PANELS.items():
+        for name in names:
+            points = [(record["step"], record[name]) for record in records if record.get(name) is not None]
+            if points:
+                curves.setdefault(title, {})[name] = points
     if not curves:
-        return False
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6 * len(curves), 4), layout="constrained")
-    for axis, (title, lines) in zip(
-        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
-    ):
+        return
+    figure, panels = new_figure((6 * len(curves), 4), 1, len(curves))
+    for axes, (title, lines) in zip(panels, curves.items(), strict=True):
         for name, points in lines.items():
-            axis.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 20 else None)
-        axis.set(title=title, xlabel="step")
-        axis.legend()
-    partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=100)
-    partial.replace(path)
-    return True
-
-
-def _points(records: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(record["step"], record[name]) for record in records if record.get(name) is not None]
+            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 20 else None)
+        axes.set(title=title, xlabel="step")
+        axes.legend()
+    figure.savefig(path, dpi=100)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import TrainerCallback
-from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.trainer_callback import TrainerState
 
 __all__ = ["Diagnostics"]
+
+LAYER = re.compile(r"layers\.(\d+)$")
 
 
 class Diagnostics(TrainerCallback):
@@ -28,60 +32,50 @@ class Diagnostics(TrainerCallback):
         self.every = every
         self.statistics: dict[str, float] = {}
         self.watching = False
-        self.layers = [(name, module) for name, module in model.named_modules() if _is_layer(name)]
+        matches = ((LAYER.search(name), module) for name, module in model.named_modules())
+        self.layers = [(match[1], module) for match, module in matches if match]
         self.hooks: list[Any] = []
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Watch the layers."""
-        for name, module in self.layers:
-            number = name.rpartition(".")[2]
-            self.hooks.append(module.register_forward_hook(self._hook(number)))
+        for number, module in self.layers:
+            self.hooks.append(module.register_forward_hook(partial(self._record, number)))
 
-    def _hook(self, number: str) -> Callable[..., None]:
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self.watching:
-                states = (output[0] if isinstance(output, tuple) else output).detach().float()
-                self.statistics[f"diag/act_rms/layer_{number}"] = float(states.square().mean().sqrt())
-                self.statistics[f"diag/act_max/layer_{number}"] = float(states.abs().max())
+    def _record(self, number: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.watching:
+            states = (output[0] if isinstance(output, tuple) else output).detach().float()
+            self.statistics[f"diag/act_rms/layer_{number}"] = float(states.square().mean().sqrt())
+            self.statistics[f"diag/act_max/layer_{number}"] = float(states.abs().max())
 
-        return record
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Watch the steps that will be recorded."""
         self.watching = (state.global_step + 1) % self.every == 0
 
     def on_pre_optimizer_step(
-        self, args: Any, state: TrainerState, control: TrainerControl, **event: Any
+        self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any
     ) -> None:
         """Gradients are complete here."""
         if not self.watching:
             return
-        squares: dict[str, Tensor] = {}
-        for name, parameter in event["model"].named_parameters():
+        squares: defaultdict[str, Any] = defaultdict(float)
+        for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                part, square = _part(name), parameter.grad.detach().float().square().sum()
-                squares[part] = squares[part] + square if part in squares else square
-        self.statistics |= {
-            f"diag/grad_norm/{part}": math.sqrt(float(value)) for part, value in squares.items()
-        }
+                squares[_part(name)] += parameter.grad.detach().float().square().sum()
+        for part, square in squares.items():
+            self.statistics[f"diag/grad_norm/{part}"] = math.sqrt(square)
         self.watching = False
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         """Add the statistics to the record that the other callbacks get."""
-        if "train/total_loss" in event["logs"]:
-            event["logs"].update(self.statistics)
+        if "train/total_loss" in logs:
+            logs.update(self.statistics)
             self.statistics = {}
 
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Watch no more."""
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
-
-
-def _is_layer(name: str) -> bool:
-    head, _, number = name.rpartition(".")
-    return head.endswith("layers") and number.isdigit()
 
 
 def _part(name: str) -> str:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from causal_qwen.causal_lm import shifted
-from causal_qwen.data import Collator, Encoded
+from causal_qwen.causal_lm import CausalLM, shifted
+from causal_qwen.data import Collator, Encoded, batches_of
 from causal_qwen.heads import exact
 from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.outputs import CausalLMOutput
 
 __all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features"]
@@ -24,19 +24,12 @@ __all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features"]
 
 @dataclass(frozen=True)
 class CachedFeatures(Dataset[dict[str, Tensor]]):
-    """Features of the positions that are learned, row by row.
+    """Features of the positions that are learned, row by row."""
 
-    Args:
-        hidden_states: (N, H), in memory or mapped from a file.
-        labels: (N,) tokens that follow.
-        values: (N,) their values.
-        bounds: Row i holds positions bounds[i] to bounds[i + 1].
-    """
-
-    hidden_states: np.ndarray[Any, np.dtype[np.float32]]
-    labels: Tensor
-    values: Tensor
-    bounds: list[int]
+    hidden_states: npt.NDArray[np.float32]  # (N, H), in memory or mapped from a file
+    labels: Tensor  # (N,) tokens that follow
+    values: Tensor  # (N,) their values
+    bounds: list[int]  # row i holds positions bounds[i] to bounds[i + 1]
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -52,16 +45,14 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
 
 @torch.no_grad()
 def cache_features(
-    model: CausalQwen2ForCausalLM, rows: Sequence[Encoded], collator: Collator, *, batch_size: int, file: Path
+    model: CausalLM, rows: Sequence[Encoded], collator: Collator, *, batch_size: int, file: Path
 ) -> CachedFeatures:
     """Run the backbone once over the rows; features go to ``file`` and are mapped from it."""
     model.eval()
     labels, values, bounds = [], [], [0]
     with file.open("wb") as stream:
-        for start in range(0, len(rows), batch_size):
-            batch = {
-                name: x.to(model.device) for name, x in collator(rows[start : start + batch_size]).items()
-            }
+        for padded in batches_of(rows, collator, batch_size):
+            batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
             shift = shifted(batch.pop("labels"), IGNORE_INDEX)
             shift_values = shifted(batch["numeric_values"], 0.0)
             embeds = model.embed(batch.pop("input_ids"), batch.pop("numeric_values"))
@@ -89,12 +80,11 @@ class HeadsOnly(nn.Module):
         model: Whose heads are trained in place.
     """
 
-    def __init__(self, model: CausalQwen2ForCausalLM) -> None:
+    def __init__(self, model: CausalLM) -> None:
         super().__init__()
-        self.abduction, self.action = model.abduction, model.action
         model.requires_grad_(False)
-        for head in (self.abduction, self.action):
-            head.requires_grad_(True)
+        self.abduction = model.abduction.requires_grad_(True)
+        self.action = model.action.requires_grad_(True)
         # Not a submodule: the backbone is neither trained nor saved here.
         self._whole = (model,)
         self.config = model.config

@@ -3,80 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import TrainingArguments
 
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import Collator
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.training.features import HeadsOnly, cache_features, collate_features
 from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
-from causal_qwen.training.sharding import gathered, shard
 
-__all__ = ["Place", "Trainable", "as_one_model", "trainable"]
+__all__ = ["Trainable", "as_one_model", "trainable"]
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a process works.
-
-    Args:
-        workspace: Directory of the run.
-        device: Of this process.
-        process: Its index.
-        processes: How many there are.
-    """
-
-    workspace: Path
-    device: torch.device
-    process: int
-    processes: int
-
-
-@dataclass(frozen=True)
-class Trainable:
-    """What a trainer gets.
-
-    Args:
-        module: What is trained.
-        train: Its rows, or a stream of them.
-        validation: Rows to evaluate the loss on.
-        collate: Makes batches of them.
-        lengths: Tokens of each row; None for a stream.
-    """
+class Trainable(NamedTuple):
+    """What a trainer gets."""
 
     module: nn.Module
-    train: Any
-    validation: Any
+    train: Any  # its rows, or a stream of them
+    validation: Any  # rows to evaluate the loss on
     collate: Callable[[Any], dict[str, torch.Tensor]]
-    lengths: Sequence[int] | None
+    lengths: Sequence[int] | None  # tokens of each row; None for a stream
 
 
 def trainable(
-    model: CausalQwen2ForCausalLM, recipe: TrainingRecipe, parts: Rows, collator: Collator, place: Place
+    model: CausalLM, recipe: TrainingRecipe, parts: Rows, collator: Collator, arguments: TrainingArguments
 ) -> Trainable:
     """The recipe's method applied to ``model``, in place; ``collator`` pads single sequences."""
     if recipe.method == "heads":
-        return _heads(model, recipe, parts, collator, place)
+        return _heads(model, recipe, parts, collator, arguments)
     module: nn.Module = model
     if recipe.method == "lora":
         module = _with_adapter(model, recipe)
-    elif recipe.fsdp and place.processes > 1:
-        shard(model, device=place.device, processes=place.processes)
+    elif recipe.fsdp and arguments.world_size > 1:
+        _shard(model, arguments)
     lengths = None if isinstance(parts.train, StreamedRows) else [len(row) for row in parts.train]
     collate = Collator(collator.pad_token_id, packed=recipe.packing)
     return Trainable(module, parts.train, parts.validation, collate, lengths)
 
 
 def _heads(
-    model: CausalQwen2ForCausalLM, recipe: TrainingRecipe, parts: Rows, collator: Collator, place: Place
+    model: CausalLM, recipe: TrainingRecipe, parts: Rows, collator: Collator, arguments: TrainingArguments
 ) -> Trainable:
     """Features are computed here, once; each process keeps its own file of them."""
     train, validation = (
@@ -85,7 +61,7 @@ def _heads(
             rows,
             collator,
             batch_size=recipe.batch_size,
-            file=place.workspace / f"features-{name}-{place.process}.bin",
+            file=Path(arguments.output_dir) / f"features-{name}-{arguments.process_index}.bin",
         )
         for name, rows in (("train", parts.sample), ("validation", parts.validation))
     )
@@ -93,7 +69,7 @@ def _heads(
     return Trainable(HeadsOnly(model), train, validation, collate_features, lengths)
 
 
-def _with_adapter(model: CausalQwen2ForCausalLM, recipe: TrainingRecipe) -> nn.Module:
+def _with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
     """LoRA on the backbone's matrices; the heads are trained whole."""
     try:
         import peft
@@ -111,21 +87,33 @@ def _with_adapter(model: CausalQwen2ForCausalLM, recipe: TrainingRecipe) -> nn.M
     return adapted
 
 
+def _shard(model: CausalLM, arguments: TrainingArguments) -> None:
+    """Cut the parameters in place, a share for each process, which all call this.
+
+    Layers are gathered one at a time while they compute; embedding, norm and heads as one group. Scalars
+    cannot be cut: every process holds them, and their gradients are averaged by `CausalTrainer`.
+    """
+    model.to(arguments.device)
+    mesh = init_device_mesh(arguments.device.type, (arguments.world_size,))
+    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=scalars)
+
+
 def as_one_model(
-    module: Any, model: CausalQwen2ForCausalLM, recipe: TrainingRecipe, place: Place
-) -> tuple[CausalQwen2ForCausalLM, Any]:
+    module: Any, model: CausalLM, recipe: TrainingRecipe, arguments: TrainingArguments
+) -> tuple[CausalLM, Any]:
     """The trained model as one piece, and its adapter, if it has one; every process calls this.
 
-    Args:
-        module: What was trained, without wrappers of the trainer.
-        model: The argument of `trainable`, as are recipe and place.
-        recipe: The same.
-        place: The same.
+    ``module`` is what was trained, without wrappers of the trainer; the rest are arguments of `trainable`.
     """
-    if recipe.fsdp and place.processes > 1:
-        state = gathered(module)
-        whole = CausalQwen2ForCausalLM(model.config)
-        if place.process == 0:
+    if recipe.fsdp and arguments.world_size > 1:
+        # The whole state on the first process, and nothing on the others.
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state: dict[str, Any] = get_model_state_dict(module, options=options)
+        whole = type(model)(model.config)
+        if arguments.process_index == 0:
             whole.load_state_dict(state, strict=False)  # a tied head is not in it
             whole.tie_weights()
         return whole.eval(), None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import convert, load_base
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.data import BadRows, Encoded, Encoder, Reading, Source
@@ -27,26 +28,17 @@ STREAM_HEAD = 2000  # rows of a stream that the value space is fitted to
 
 @dataclass(frozen=True)
 class Rows:
-    """The parts of the data.
+    """The parts of the data."""
 
-    Args:
-        train: Rows, packed if the recipe says so; or a stream of them.
-        sample: Rows of the training part, unpacked, to fit the start to.
-        validation: Rows to evaluate on.
-        calibration: Rows to calibrate intervals on.
-        bad_rows: What was skipped.
-        digest: Of all training rows; of a stream, of its head.
-    """
-
-    train: list[Encoded] | StreamedRows
-    sample: list[Encoded]
-    validation: list[Encoded]
-    calibration: list[Encoded]
-    bad_rows: BadRows
-    digest: str
+    train: list[Encoded] | StreamedRows  # packed if the recipe says so
+    sample: list[Encoded]  # rows of the training part, unpacked, to fit the start to
+    validation: list[Encoded]  # rows to evaluate on
+    calibration: list[Encoded]  # rows to calibrate intervals on
+    bad_rows: BadRows  # what was skipped
+    digest: str  # of all training rows; of a stream, of its head
 
 
-def load_model(recipe: TrainingRecipe) -> tuple[CausalQwen2ForCausalLM, CausalQwen2Processor]:
+def load_model(recipe: TrainingRecipe) -> tuple[CausalLM, CausalQwen2Processor]:
     """The model in the recipe's dtype, and a processor that reads numbers as values."""
     model: Any
     if _is_converted(recipe.model):
@@ -76,12 +68,7 @@ def _reading_values(processor: CausalQwen2Processor) -> CausalQwen2Processor:
 
 
 def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source: Source | None) -> Rows:
-    """Read, encode, split and pack.
-
-    Args:
-        recipe: Says how.
-        processor: Reads numbers as values.
-        source: Rows instead of the recipe's files.
+    """Read, encode, split and pack the rows of ``source``, or of the recipe's files.
 
     Raises:
         ValueError: If there is no data, or no row is left to train on.
@@ -96,7 +83,7 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
     validation = [] if recipe.validation is None else list(encoder.rows(recipe.validation, bad_rows))
     if recipe.streaming:
         head = list(itertools.islice(encoder.rows(source, BadRows(recipe.on_bad_row)), STREAM_HEAD))
-        count = _share(len(validation), recipe.calibration_fraction)
+        count = round(len(validation) * recipe.calibration_fraction)
         stream = StreamedRows(
             lambda: _maybe_packed(encoder.rows(source, BadRows(recipe.on_bad_row)), recipe),
             buffer=recipe.shuffle_buffer,
@@ -123,15 +110,11 @@ def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], lis
         ValueError: If none are left to train on.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed)).tolist()
-    first = _share(count, recipe.validation_fraction) if recipe.validation is None else 0
-    second = first + _share(count, recipe.calibration_fraction)
+    first = round(count * recipe.validation_fraction) if recipe.validation is None else 0
+    second = first + round(count * recipe.calibration_fraction)
     if count <= second:
         raise ValueError(f"{count} usable rows; none are left to train on")
     return order[:first], order[first:second], order[second:]
-
-
-def _share(count: int, fraction: float) -> int:
-    return round(count * fraction)
 
 
 def _maybe_packed(rows: Iterable[Encoded], recipe: TrainingRecipe) -> Iterable[Encoded]:

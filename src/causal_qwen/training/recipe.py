@@ -160,29 +160,30 @@ class TrainingRecipe:
 
     def validate_combinations(self) -> None:
         """Rules about several fields, which `strict` checks after those about one."""
-        shares = (self.validation_fraction, self.calibration_fraction)
-        if sum(shares) >= 1:
+        if self.validation_fraction + self.calibration_fraction >= 1:
             raise ValueError(
-                f"validation_fraction and calibration_fraction are {shares}; keep the sum below 1"
+                f"calibration_fraction is {self.calibration_fraction}; with validation_fraction "
+                f"{self.validation_fraction} no rows are left to train on: lower one of them"
             )
         if self.early_stopping and not self.eval_steps:
             raise ValueError(f"early_stopping is {self.early_stopping}; it needs eval_steps above 0")
         if self.target and not self.template:
             raise ValueError(f"target is {self.target!r}; it is a field of a template: give one")
         if self.fsdp and self.method != "full":
-            raise ValueError(f"method is {self.method!r}; with fsdp it must be full: the rest is too small")
+            remedy = "with fsdp it must be full: the rest is too small to shard"
+            raise ValueError(f"method is {self.method!r}; {remedy}")
         if self.fsdp and self.save_steps:
-            raise ValueError(
-                f"save_steps is {self.save_steps}; with fsdp it must be 0: no checkpoints are kept"
-            )
+            remedy = "with fsdp it must be 0: sharded runs keep no checkpoints"
+            raise ValueError(f"save_steps is {self.save_steps}; {remedy}")
         if self.streaming and self.max_steps is None:
-            raise ValueError("max_steps is None; with streaming it must be set: a stream has no known length")
+            remedy = "with streaming it must be set, because a stream has no known length"
+            raise ValueError(f"max_steps is None; {remedy}")
         if self.streaming and self.validation is None:
-            raise ValueError("validation is None; with streaming it must be a file: a stream is not split")
+            remedy = "with streaming it must be a file: a stream cannot be split at random"
+            raise ValueError(f"validation is None; {remedy}")
         if self.streaming and self.method == "heads":
-            raise ValueError(
-                "method is 'heads'; with streaming it must be full or lora: no features are kept"
-            )
+            remedy = "with streaming it must be full or lora: a stream's features are not kept"
+            raise ValueError(f"method is 'heads'; {remedy}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, source: str = "recipe") -> Self:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.trainer_callback import TrainerState
 
-__all__ = ["METRICS_FILE", "LocalRecords", "defined", "read_records"]
+from causal_qwen.conversion.files import write_file
+
+__all__ = ["METRICS_FILE", "LocalRecords", "as_lines", "defined", "read_records"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -27,25 +29,23 @@ class LocalRecords(TrainerCallback):
     def __init__(self, directory: Path) -> None:
         self.path = directory / METRICS_FILE
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Drop records of steps that will be taken again."""
         if state.is_world_process_zero:
-            kept = [record for record in read_records(self.path) if record["step"] <= state.global_step]
-            partial = self.path.with_suffix(".partial")
-            partial.write_text(
-                "".join(_line(record) for record in kept if state.global_step), encoding="utf-8"
-            )
-            partial.replace(self.path)
+            step = state.global_step
+            earlier = [record for record in read_records(self.path) if step and record["step"] <= step]
+            write_file(self.path, as_lines(earlier))
 
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **event: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         """Append one record."""
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and logs:
             with self.path.open("a", encoding="utf-8") as stream:
-                stream.write(_line({"step": state.global_step, "time": time.time(), **event["logs"]}))
+                stream.write(as_lines([{"step": state.global_step, "time": time.time(), **logs}]))
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(defined(record)) + "\n"
+def as_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """One line of JSON per record."""
+    return "".join(json.dumps(defined(record)) + "\n" for record in records)
 
 
 def defined(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
-from causal_qwen import calibration
-from causal_qwen.conversion.files import atomic_directory
-from causal_qwen.data import Collator, Source, batches_of
+from causal_qwen.calibration import (
+    fit_conformal,
+    recalibrate_gain,
+    refit_numbers,
+    set_value_space,
+    wake_numbers,
+)
+from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.files import atomic_directory, write_file
+from causal_qwen.data import Collator, Encoded, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
 from causal_qwen.evaluation import evaluate
-from causal_qwen.evaluation.agreement import mode_agreement
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint
 from causal_qwen.training.curves import draw_curves
 from causal_qwen.training.diagnostics import Diagnostics
-from causal_qwen.training.methods import Place, Trainable, as_one_model, trainable
+from causal_qwen.training.methods import Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, load_model, prepare_rows
 from causal_qwen.training.progress import ProgressBar
 from causal_qwen.training.recipe import TrainingRecipe
-from causal_qwen.training.records import METRICS_FILE, LocalRecords, defined, read_records
+from causal_qwen.training.records import METRICS_FILE, LocalRecords, as_lines, defined, read_records
 from causal_qwen.training.trackers import Trackers
 from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
 __all__ = ["TrainingResult", "train"]
 
-logger = logging.getLogger(__name__)
-
 # What may differ when a run is resumed: it changes what is told or kept, not what is computed.
 FREE_FIELDS = {"report_to", "run_name", "save_total_limit", "diagnostics"}
 EVALUATION_FILE = "evaluation.json"
+Batches = Callable[[Sequence[Encoded]], Iterable[Mapping[str, Any]]]
 LOSS_FIELDS = (
     "loss_impl",
     "num_negatives",
@@ -100,12 +103,15 @@ def train(
     parts = prepare_rows(recipe, processor, rows)
     if is_main:
         _check_same_run(recipe, parts, workspace)
-    _prepare_model(model, recipe, parts, processor)
+    collator = Collator.of(processor)
+    batches = partial(batches_of, collator=collator, batch_size=recipe.batch_size)
+    _prepare_model(model, recipe, parts, batches)
 
-    place = Place(workspace, arguments.device, arguments.process_index, arguments.world_size)
-    prepared = trainable(model, recipe, parts, _collator(processor), place)
+    prepared = trainable(model, recipe, parts, collator, arguments)
     hold_constants(prepared.module, model.config)
-    trainer = _trainer(model, prepared, processor, recipe, parts, arguments, workspace)
+    measure = partial(_measure, processor=processor, parts=parts, batches=batches)
+    evaluation = partial(measure, model) if parts.validation else None
+    trainer = _trainer(prepared, processor, recipe, arguments, evaluation)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
     seconds = trainer.run(checkpoint)
     facts = {
@@ -119,10 +125,11 @@ def train(
         "train/calibration_rows": float(len(parts.calibration)),
     }
     module = trainer.accelerator.unwrap_model(trainer.model)
-    trained, adapter = as_one_model(module, model, recipe, place)
+    trained, adapter = as_one_model(module, model, recipe, arguments)
     metrics: dict[str, float] = {}
     if is_main:
-        metrics = facts | _calibrate_and_evaluate(trained, processor, recipe, parts)
+        _calibrate(trained, recipe, parts, batches)
+        metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
     trainer.accelerator.wait_for_everyone()
     return TrainingResult(output, metrics, parts.bad_rows.count)
@@ -161,14 +168,10 @@ def _check_same_run(recipe: TrainingRecipe, parts: Rows, workspace: Path) -> Non
                 )
         if before["data"] != parts.digest:
             raise ValueError(f"{workspace} was begun with other data; resume it with those, or begin anew")
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"recipe": fields, "data": parts.digest}), encoding="utf-8")
-    partial.replace(file)
+    write_file(file, json.dumps({"recipe": fields, "data": parts.digest}))
 
 
-def _prepare_model(
-    model: CausalQwen2ForCausalLM, recipe: TrainingRecipe, parts: Rows, processor: CausalQwen2Processor
-) -> None:
+def _prepare_model(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches) -> None:
     """Losses as the recipe says, a value space of the data, numbers awake."""
     config = model.config
     for name in LOSS_FIELDS:
@@ -178,19 +181,11 @@ def _prepare_model(
         raise ValueError(f"{recipe.model} has no <NUM> token; `causal-qwen convert` its base")
     if model.writes_numbers:
         return
-    calibration.set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
-    batches = batches_of(parts.sample, _collator(processor), recipe.batch_size)
-    calibration.wake_numbers(model, batches, method=recipe.number_start)
-
-
-def _collator(processor: CausalQwen2Processor) -> Collator:
-    return Collator.of(processor)
+    set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
+    wake_numbers(model, batches(parts.sample), method=recipe.number_start)
 
 
 def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:
-    options: dict[str, Any] = {}
-    if recipe.early_stopping:
-        options |= {"load_best_model_at_end": recipe.save_steps > 0, "metric_for_best_model": "eval_loss"}
     return TrainingArguments(
         output_dir=str(workspace / "checkpoints"),
         per_device_train_batch_size=recipe.batch_size,
@@ -223,24 +218,23 @@ def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
         seed=recipe.seed,
-        **options,
+        load_best_model_at_end=recipe.early_stopping > 0 and recipe.save_steps > 0,
+        metric_for_best_model="eval_loss" if recipe.early_stopping else None,
     )
 
 
 def _trainer(
-    model: CausalQwen2ForCausalLM,
     prepared: Trainable,
     processor: CausalQwen2Processor,
     recipe: TrainingRecipe,
-    parts: Rows,
     arguments: TrainingArguments,
-    workspace: Path,
+    evaluation: Callable[[], dict[str, float]] | None,
 ) -> CausalTrainer:
     trainer = CausalTrainer(
         recipe=recipe,
         num_token_id=processor.num_token_id,
         lengths=prepared.lengths,
-        evaluation=(lambda: _measure(model, processor, recipe, parts)) if parts.validation else None,
+        evaluation=evaluation,
         model=prepared.module,
         args=arguments,
         train_dataset=prepared.train,
@@ -248,48 +242,36 @@ def _trainer(
         data_collator=prepared.collate,
         processing_class=None if recipe.method == "heads" else processor,
     )
+    workspace = Path(arguments.output_dir).parent
     if recipe.diagnostics and not recipe.fsdp:
         trainer.add_callback(Diagnostics(prepared.module, every=recipe.logging_steps))
     trainer.add_callback(LocalRecords(workspace))
     trainer.add_callback(Trackers(recipe, workspace))
-    trainer.add_callback(ProgressBar(lambda: trainer.trained_tokens))
+    trainer.add_callback(ProgressBar(lambda: trainer.tokens_seen))
     if recipe.early_stopping:
         trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping))
     return trainer
 
 
 def _measure(
-    model: CausalQwen2ForCausalLM, processor: CausalQwen2Processor, recipe: TrainingRecipe, parts: Rows
+    model: CausalLM, *, processor: CausalQwen2Processor, parts: Rows, batches: Batches
 ) -> dict[str, float]:
-    """Every eval/* and dist/* metric on the validation rows."""
-
-    def batches() -> Iterator[dict[str, Tensor]]:
-        return batches_of(parts.validation, _collator(processor), recipe.batch_size)
-
-    return evaluate(model, processor, batches()) | {"dist/mode_agreement": mode_agreement(model, batches())}
+    """Every eval/* and dist/* metric on the validation rows, if there are any."""
+    return evaluate(model, processor, batches(parts.validation)) if parts.validation else {}
 
 
-def _calibrate_and_evaluate(
-    model: CausalQwen2ForCausalLM, processor: CausalQwen2Processor, recipe: TrainingRecipe, parts: Rows
-) -> dict[str, float]:
-    """κ and the intervals from rows that training did not use, then every metric on the validation rows."""
+def _calibrate(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches) -> None:
+    """The number head from the training rows, κ and the intervals from rows that training did not use."""
     model.eval()
-    collator = _collator(processor)
-    unused = parts.calibration or parts.validation
     if recipe.refit_numbers:
-        calibration.refit_numbers(model, batches_of(parts.sample, collator, recipe.batch_size))
-    calibration.recalibrate_gain(model, batches_of(unused, collator, recipe.batch_size), seed=recipe.seed)
+        refit_numbers(model, batches(parts.sample))
+    recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
     if parts.calibration:
-        calibration.fit_conformal(
-            model, batches_of(parts.calibration, collator, recipe.batch_size), seed=recipe.seed
-        )
-    if not parts.validation:
-        return {}
-    return _measure(model, processor, recipe, parts)
+        fit_conformal(model, batches(parts.calibration), seed=recipe.seed)
 
 
 def _save(
-    model: CausalQwen2ForCausalLM,
+    model: CausalLM,
     adapter: Any,
     processor: CausalQwen2Processor,
     recipe: TrainingRecipe,
@@ -314,8 +296,7 @@ def _save(
         (temporary / "README.md").write_text(
             model_card(recipe, metrics, model.config, parts.bad_rows), encoding="utf-8"
         )
-        lines = [json.dumps(record) + "\n" for record in records]
-        (temporary / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+        (temporary / METRICS_FILE).write_text(as_lines(records), encoding="utf-8")
         draw_curves(records, temporary / "curves.png")
         for tracked in ("tensorboard", "wandb"):
             if (workspace / tracked).is_dir():

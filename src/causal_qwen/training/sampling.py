@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -11,8 +12,7 @@ from causal_qwen.data import Encoded
 
 __all__ = ["EpochSampler", "StreamedRows"]
 
-# Batches whose rows are sorted by length among themselves.
-GROUP_BATCHES = 50
+GROUP_BATCHES = 50  # batches whose rows are sorted by length among themselves
 
 
 class EpochSampler(Sampler[int]):
@@ -45,12 +45,9 @@ class EpochSampler(Sampler[int]):
             block = sorted(order[start : start + size], key=self.lengths.__getitem__, reverse=True)
             batches += [block[i : i + self.group] for i in range(0, len(block), self.group)]
         # The short last batch stays last, and the batches come in random order: length must not tell time.
-        whole, rest = (
-            [b for b in batches if len(b) == self.group],
-            [b for b in batches if len(b) < self.group],
-        )
-        shuffled = [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
-        return iter([index for batch in shuffled + rest for index in batch])
+        whole = len(order) // self.group
+        shuffled = [batches[i] for i in torch.randperm(whole, generator=generator).tolist()]
+        return itertools.chain.from_iterable(shuffled + batches[whole:])
 
 
 class StreamedRows(IterableDataset[Encoded]):

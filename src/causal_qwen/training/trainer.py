@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
-from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.trainer_callback import TrainerState
 
-from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
+from causal_qwen.configuration import CausalFields
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.training.checkpoints import STAGING, publish, rotate
 from causal_qwen.training.recipe import TrainingRecipe
@@ -71,7 +71,7 @@ def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str,
     ]
 
 
-def hold_constants(model: nn.Module, config: CausalQwen2Config) -> None:
+def hold_constants(model: nn.Module, config: CausalFields) -> None:
     """Fix what the configuration does not learn, and b_noise.
 
     Only the sum scale_U + |b_noise| enters the loss, so that b_noise stays where calibration put it; there it
@@ -92,20 +92,20 @@ class _Resumable(TrainerCallback):
     def __init__(self, trainer: CausalTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self.trainer.start_record(state.global_step)
 
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # A resumed loader wraps the sampler too deep for accelerate to reach it.
         if self.trainer.row_sampler is not None:
             self.trainer.row_sampler.set_epoch(math.floor(state.epoch or 0))
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         control.should_log = control.should_log or control.should_save
 
 
 class CausalTrainer(Trainer):
-    """Trainer over a `CausalQwen2ForCausalLM`, adapted or not, or over its heads alone.
+    """Trainer over a `CausalLM`, adapted or not, or over its heads alone.
 
     Args:
         recipe: Learning rates, grouping, seed.
