@@ -26,6 +26,7 @@ from causal_qwen.conversion import (
     bundled_text,
     convert,
     load_base,
+    load_model,
     measure_parity,
 )
 from causal_qwen.conversion.files import write_file
@@ -35,7 +36,6 @@ from causal_qwen.data import Reading, Template, read_rows
 from causal_qwen.demo import pictures
 from causal_qwen.evaluation import metrics, page, plots, predict
 from causal_qwen.evaluation.page import Section
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.numbers import format_number
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training import TrainingRecipe, train
@@ -200,10 +200,9 @@ def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
     )
     write_file(directory / "cars.yaml", recipe.to_yaml())
     result = train(recipe, overwrite=True)
-    trained: Any = CausalQwen2ForCausalLM.from_pretrained(result.output)
-    processor = CausalQwen2Processor.from_pretrained(result.output)
+    trained, processor = load_model(result.output)
     records = read_records(result.output / METRICS_FILE)
-    return Tuned(trained.eval(), processor, result.metrics, records, result.output)
+    return Tuned(trained, processor, result.metrics, records, result.output)
 
 
 def forecast(tuned: Tuned, directory: Path, *, level: float = 0.9) -> Forecast:

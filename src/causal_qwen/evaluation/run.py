@@ -214,7 +214,7 @@ def run_evaluation(model: CausalLM, batches: Iterable[Batch]) -> Evaluation:
 
 def _token_facts(model: CausalLM, positions: Positions) -> dict[str, Tensor]:
     """What is kept of n positions, (n,) each."""
-    S = model.action.scores(positions.U_noisy, positions.U0, model.lm_head.weight)  # (n, V)
+    S = model.action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, impl="fused")  # (n, V)
     labels, chosen = positions.labels, model.action.z_scores(S).argmax(-1)
     prob = S.sf(exact(model.action.threshold))  # (n, V)
     return {

@@ -7,16 +7,14 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from causal_qwen import conversion
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.conversion import convert, load_base
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.data import BadRows, Encoded, Encoder, Reading, Source
 from causal_qwen.data.batches import pack
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
@@ -40,26 +38,16 @@ class Rows:
 
 def load_model(recipe: TrainingRecipe) -> tuple[CausalLM, CausalQwen2Processor]:
     """The model in the recipe's dtype, and a processor that reads numbers as values."""
-    model: Any
-    if _is_converted(recipe.model):
-        model = CausalQwen2ForCausalLM.from_pretrained(recipe.model, dtype=recipe.dtype)
-        processor = load_processor(recipe)
-    else:
-        conversion = convert(recipe.model, dtype=recipe.dtype, seed=recipe.seed)
-        model, processor = conversion.model, _reading_values(conversion.processor)
-    return model, processor
+    model, processor = conversion.load_model(recipe.model, dtype=recipe.dtype, seed=recipe.seed)
+    return model, _reading_values(processor)
 
 
 def load_processor(recipe: TrainingRecipe) -> CausalQwen2Processor:
     """The processor alone."""
-    if _is_converted(recipe.model):
+    if (Path(recipe.model) / "processor_config.json").is_file():
         return _reading_values(CausalQwen2Processor.from_pretrained(recipe.model))
-    base = load_base(recipe.model)
+    base = conversion.load_base(recipe.model)
     return CausalQwen2Processor(choose_num_token(base.tokenizer, base.model.config.vocab_size).tokenizer)
-
-
-def _is_converted(model: str) -> bool:
-    return (Path(model) / "processor_config.json").is_file()
 
 
 def _reading_values(processor: CausalQwen2Processor) -> CausalQwen2Processor:
