@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table
 
 
@@ -18,22 +19,22 @@ def command(
     count: Annotated[int, typer.Option(help="Individuals to train on.")] = 8000,
     steps: Annotated[int, typer.Option(help="Steps of training.")] = 400,
     seed: Annotated[int, typer.Option(help="Of truth, data and starting point.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Train the causal engine on synthetic features: convergence, recovery, and what outliers do."""
     from causal_qwen.simulation import simulate
     from causal_qwen.simulation.plot import draw_simulation
 
-    found = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
+    simulation = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
     if not no_plot:
         plot.parent.mkdir(parents=True, exist_ok=True)
-        draw_simulation(found, plot)
+        draw_simulation(simulation, plot)
         note(f"picture: {plot}")
-    summary = found.summary() | {"plot": None if no_plot else str(plot)}
+    summary = simulation.summary() | {"plot": None if no_plot else str(plot)}
     if as_json:
         print_json(summary)
         return
-    errors = found.convergence.parameter_errors
+    errors = simulation.convergence.parameter_errors
     print_table(
         "Does it recover the truth?",
         [(name, f"{errors[name]:.4f}", f"{bound:g}") for name, bound in summary["tolerances"].items()],
@@ -47,7 +48,7 @@ def command(
         ],
         header=("", "engine", "best possible"),
     )
-    heads = found.robustness
+    heads = simulation.robustness
     print_table(
         "Median error on clean numbers, by share of outliers in training",
         [
