@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from causal_qwen.kernels.decision import TokenScorer, token_scores
+from causal_qwen.kernels.decision import TokenScorer
 from measure import in_child, interleaved, peak_beyond, progress, ratio, seconds, show
 
 SIZES = ((49_152, 576), (151_936, 896))
@@ -113,14 +113,14 @@ def decisions(
     def without_compiler() -> None:
         os.environ["CAUSAL_QWEN_COMPILE"] = "0"
         try:
-            token_scores(loc_U, scale_U, weight)
+            TokenScorer(weight).scores(loc_U, scale_U)
         finally:
             del os.environ["CAUSAL_QWEN_COMPILE"]
 
     runs: dict[str, Callable[[], object]] = {
         "linear": lambda: F.linear(narrow_loc, weight),
         "dense": dense,
-        "ours": lambda: token_scores(loc_U, scale_U, weight),
+        "ours": lambda: TokenScorer(weight).scores(loc_U, scale_U),
         "ours, no compiler": without_compiler,
         "ours, choice": lambda: scorer.z_scores(loc_U, scale_U)[1],
     }
