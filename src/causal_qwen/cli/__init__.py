@@ -53,8 +53,8 @@ for panel, verbs in VERBS.items():
 EVERYWHERE = ("--debug", "--quiet")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(flag: bool) -> None:
+    if flag:
         from causal_qwen import __version__
 
         print(__version__)

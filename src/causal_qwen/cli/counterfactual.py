@@ -11,7 +11,7 @@ from causal_qwen.cli.console import note, print_json
 from causal_qwen.cli.models import load
 
 if TYPE_CHECKING:
-    from causal_qwen.counterfactual.interventions import Branch, Counterfactual
+    from causal_qwen.counterfactual.interventions import Counterfactual
 
 
 def command(
@@ -81,15 +81,12 @@ def _show(result: Counterfactual) -> None:
     branches += [("control", result.control)]
     for name, branch in branches:
         text = Text(str(branch.prompt), style="dim").append(branch.text, style="not dim")
-        known = branch is result.factual
-        table.add_row(name, text, "" if known else _where(branch), "" if known else str(branch.edit_distance))
+        where = "identical" if branch.divergence is None else f"from token {branch.divergence}"
+        differences = ("", "") if branch is result.factual else (where, str(branch.edit_distance))
+        table.add_row(name, text, *differences)
     console = Console(highlight=False)
     console.print(table)
     seed, other = result.individual.seed, result.control.individual.seed
     path = result.individual.path
     said = "" if path is None else f", abducted from {len(path)} tokens"
     console.print(f"individual: seed {seed}{said}; control: seed {other}\nRepeat with --seed {seed}")
-
-
-def _where(branch: Branch) -> str:
-    return "identical" if branch.divergence is None else f"from token {branch.divergence}"
