@@ -13,15 +13,7 @@ from transformers import (
 )
 
 from causal_qwen.decoder import Sampling
-from causal_qwen.decoder.sampling import (
-    draw,
-    greedy,
-    keep_top_k,
-    keep_top_p,
-    penalise_repetition,
-    scale_by_temperature,
-    tokens_so_far,
-)
+from causal_qwen.decoder.sampling import keep_top_k, keep_top_p, penalise_repetition, tokens_so_far
 
 V = 50
 seeds = st.integers(0, 2**32 - 1)
@@ -39,9 +31,8 @@ def random_ids(seed, rows=3):
 @settings(max_examples=30, deadline=None)
 def test_temperature(seed, temperature):
     logits = random_logits(seed)
-    assert torch.equal(
-        scale_by_temperature(logits, temperature), TemperatureLogitsWarper(temperature)(None, logits)
-    )
+    expected = TemperatureLogitsWarper(temperature)(None, logits)
+    assert torch.equal(Sampling(temperature=temperature).process(logits), expected)
 
 
 @given(seeds, st.integers(1, V + 5))
@@ -55,16 +46,16 @@ def test_top_k(seed, k):
 @settings(max_examples=30, deadline=None)
 def test_top_p(seed, p):
     logits = random_logits(seed)
-    kept = keep_top_p(logits, p)
-    assert torch.equal(kept, TopPLogitsWarper(p)(None, logits))
-    assert kept.isfinite().any(dim=-1).all()
+    nucleus = keep_top_p(logits, p)
+    assert torch.equal(nucleus, TopPLogitsWarper(p)(None, logits))
+    assert nucleus.isfinite().any(dim=-1).all()
 
 
-@pytest.mark.parametrize(("p", "kept"), [(0.5, 2), (0.6, 3), (0.75, 3), (1e-9, 1)])
-def test_top_p_where_the_sum_meets_it_exactly(p, kept):
+@pytest.mark.parametrize(("p", "count"), [(0.5, 2), (0.6, 3), (0.75, 3), (1e-9, 1)])
+def test_top_p_where_the_sum_meets_it_exactly(p, count):
     # Four tokens of probability ¼: sums from the small end are exact, and so is the comparison with 1 − p.
     logits = torch.zeros(1, 4)
-    assert keep_top_p(logits, p).isfinite().sum() == kept
+    assert keep_top_p(logits, p).isfinite().sum() == count
     assert torch.equal(keep_top_p(logits, p), TopPLogitsWarper(p)(None, logits))
 
 
@@ -116,7 +107,8 @@ def test_the_whole_chain_and_its_draw(seed, temperature, top_k, top_p, penalty):
 def test_draws_follow_the_softmax():
     # 40,000 draws: each frequency within 5 standard errors (≤ 0.0025) of its probability.
     logits = torch.tensor([[1.0, 0.0, -1.0, 2.0]])
-    drawn = draw(logits.expand(40_000, 4), torch.Generator().manual_seed(0))
+    rows = logits.expand(40_000, 4)
+    drawn = Sampling(temperature=1.0).choose(rows, generator=torch.Generator().manual_seed(0))
     frequencies = drawn.bincount(minlength=4) / len(drawn)
     torch.testing.assert_close(frequencies, logits.softmax(-1)[0], rtol=0, atol=5 * 0.0025)
 
@@ -124,9 +116,9 @@ def test_draws_follow_the_softmax():
 def test_temperature_0_is_greedy_whatever_top_k_and_top_p_say():
     logits = random_logits(0)
     for sampling in (Sampling(), Sampling(top_k=1), Sampling(top_p=0.1)):
-        assert torch.equal(sampling.choose(logits), greedy(logits))
-    assert torch.equal(Sampling(temperature=1e-4).choose(logits), greedy(logits))
-    assert torch.equal(Sampling(temperature=5.0, top_k=1).choose(logits), greedy(logits))
+        assert torch.equal(sampling.choose(logits), logits.argmax(-1))
+    assert torch.equal(Sampling(temperature=1e-4).choose(logits), logits.argmax(-1))
+    assert torch.equal(Sampling(temperature=5.0, top_k=1).choose(logits), logits.argmax(-1))
 
 
 def test_what_keeps_everything_changes_nothing():

@@ -127,14 +127,14 @@ def test_json_may_begin_in_the_prompt_and_after_prose():
 
 @given(st.text("ab", min_size=1, max_size=4), st.lists(st.text("ab", max_size=3), max_size=12))
 @settings(max_examples=200, deadline=None)
-def test_stop_strings_are_found_across_pieces(wanted, pieces):
-    watcher = StopString(wanted).watch()
+def test_stop_strings_are_found_across_pieces(stop_string, pieces):
+    watcher = StopString(stop_string).watch()
     text = ""
     for piece in pieces:
         text += piece
-        found = watcher.push(0, piece)
-        assert found == (wanted in text)
-        if found:
+        finished = watcher.push(0, piece)
+        assert finished == (stop_string in text)
+        if finished:
             break
 
 
@@ -212,13 +212,13 @@ def decode_bytes(tokens):
 @settings(max_examples=200, deadline=None)
 def test_text_of_byte_tokens_comes_whole_and_at_once(text):
     stream = TextStream(decode_bytes)
-    told = ""
+    written = ""
     for count, byte in enumerate(text.encode(), start=1):
         piece = stream.push(byte)
-        told += piece
+        written += piece
         assert "\ufffd" not in piece
         whole = text.encode()[:count].decode(errors="ignore")
-        assert told == whole, "a character is given out with its last byte"
+        assert written == whole, "a character is given out with its last byte"
 
 
 def test_broken_bytes_are_held_back_for_a_few_tokens_only():

@@ -363,8 +363,8 @@ def test_kv_memory_is_the_formula(tmp_path):
     from causal_qwen.decoder import kv_cache_bytes
 
     tiny_base(num_key_value_heads=2).save_pretrained(tmp_path)
-    asked = ["kv-memory", str(tmp_path), "--length", "100", "--kv-heads", "2", "--batch", "3", "--json"]
-    result = CliRunner().invoke(app, [*asked, "--dtype", "float32"], catch_exceptions=False)
+    arguments = ["kv-memory", str(tmp_path), "--length", "100", "--kv-heads", "2", "--batch", "3", "--json"]
+    result = CliRunner().invoke(app, [*arguments, "--dtype", "float32"], catch_exceptions=False)
     config = dataclasses.replace(DecoderConfig.from_hf_config(tiny_base().config), num_key_value_heads=2)
     expected = kv_cache_bytes(config, 3, 100, torch.float32)
     assert json.loads(result.stdout)["rows"] == [{"kv_heads": 2, "tokens": 100, "bytes": expected}]
@@ -382,10 +382,11 @@ def test_generate_with_the_native_engine_prints_the_same(tmp_path, base_director
     from causal_qwen.cli import app
 
     convert(str(base_directory), tmp_path / "model", calibration="none")
-    asked = ["generate", str(tmp_path / "model"), "Hello", "--max-new-tokens", "6", "--seed", "1", "--json"]
+    arguments = ["generate", str(tmp_path / "model"), "Hello", "--max-new-tokens", "6", "--seed", "1"]
 
     def printed(*options):
-        result = CliRunner().invoke(app, [*asked, "--mode", "causal", *options], catch_exceptions=False)
+        options = ("--json", "--mode", "causal", *options)
+        result = CliRunner().invoke(app, [*arguments, *options], catch_exceptions=False)
         return json.loads(result.stdout)
 
     assert printed("--engine", "native") == printed()

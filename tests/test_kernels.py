@@ -13,7 +13,8 @@ from causal_qwen.decoder.packed import quantise
 from causal_qwen.heads import ActionNetwork
 from causal_qwen.kernels import decision, tail
 from causal_qwen.kernels.compiled import CompiledKernel, compilation_enabled
-from causal_qwen.kernels.decision import TokenScorer, token_scores
+from causal_qwen.kernels.decision import TokenScorer
+from causal_qwen.kernels.native import runs_native
 from causal_qwen.kernels.negatives import draw_candidates
 from causal_qwen.kernels.ovr import choose_blocks
 from causal_qwen.kernels.products import Matrix
@@ -189,13 +190,12 @@ def test_token_scores_are_the_linear_law(monkeypatch, leading, dtype):
     bias, balance = torch.randn(101, generator=g), torch.rand(101, generator=g)
     loc_U, scale_U = causes(*leading, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     loc_U0, scale_U0 = torch.full(leading, -0.5), torch.full(leading, 0.25)
-    terms = {"bias": bias, "balance": balance, "loc_U0": loc_U0, "scale_U0": scale_U0}
-    loc, scale = token_scores(loc_U, scale_U, weight, **terms)
-    exact_loc, exact_scale = exact_scores(loc_U, scale_U, weight, *terms.values())
+    loc, scale = TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
+    exact_loc, exact_scale = exact_scores(loc_U, scale_U, weight, bias, balance, loc_U0, scale_U0)
     assert loc.shape == scale.shape == (*leading, 101)
     torch.testing.assert_close(loc.double(), exact_loc, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scale.double(), exact_scale, rtol=1e-5, atol=1e-6)
-    bare_loc, bare_scale = token_scores(loc_U, scale_U, weight)
+    bare_loc, bare_scale = TokenScorer(weight).scores(loc_U, scale_U)
     torch.testing.assert_close(bare_loc + bias + loc_U0[..., None], loc, rtol=1e-5, atol=1e-5)
     assert (bare_scale <= scale).all()
 
@@ -221,8 +221,8 @@ def test_the_native_pass_is_the_linear_law(kind, columns, count):
     else:
         matrix = Matrix(weight.to(getattr(torch, kind)))
     loc_U, scale_U = torch.randn(count, columns), torch.rand(count, columns) + 0.1
-    assert decision.runs_native(matrix.weight, matrix.scale)
-    loc, scale = token_scores(loc_U, scale_U, matrix)
+    assert runs_native(matrix.weight, matrix.scale)
+    loc, scale = TokenScorer(matrix).scores(loc_U, scale_U)
     W = matrix.dense().double()
     # Bytes without a shift meet the causes in 16 bits: half a level of the largest, for each column of W.
     half = W.abs().sum(-1).max().item() / 32767 / 2 if kind == "bytes" else 0.0
@@ -254,16 +254,16 @@ def test_absolute_values_of_the_whole_matrix_are_never_stored(compiler):
 import os, resource
 os.environ["CAUSAL_QWEN_COMPILE"] = "{compiler}"
 import torch
-from causal_qwen.kernels.decision import token_scores
+from causal_qwen.kernels.decision import TokenScorer
 
 torch.set_num_threads(1)
 weight, loc, scale = torch.randn(8192, 2048), torch.randn(49, 2048), torch.rand(49, 2048)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-token_scores(loc, scale, weight[:2048])  # what libraries need for themselves
-token_scores(loc[:1], scale[:1], weight[:2048])
+TokenScorer(weight[:2048]).scores(loc, scale)  # what libraries need for themselves
+TokenScorer(weight[:2048]).scores(loc[:1], scale[:1])
 before = peak()
-token_scores(loc, scale, weight)
-token_scores(loc[:1], scale[:1], weight)
+TokenScorer(weight).scores(loc, scale)
+TokenScorer(weight).scores(loc[:1], scale[:1])
 assert peak() - before < 32 * 1024, peak() - before
 """
     subprocess.run([sys.executable, "-c", code], check=True)

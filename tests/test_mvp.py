@@ -346,7 +346,7 @@ def test_the_loss_on_scores_is_the_loss_of_the_model(ids):
     labels = torch.cat([ids[:, 1:], ids.new_full((3, 1), -100)], dim=1)
     labels[0, :4] = -100
     computer = LossComputer(model.config)
-    found = computer.compute_causal_loss(
+    loss = computer.compute_causal_loss(
         outputs.loc_S, outputs.scale_S, labels, thresholds=model.action.threshold
     )
     expected = ovr_loss(
@@ -358,7 +358,7 @@ def test_the_loss_on_scores_is_the_loss_of_the_model(ids):
         balance=model.action.balance,
         threshold=model.action.threshold,
     )
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
     mask = torch.ones_like(ids)
     mask[1] = 0
     labels[1] = -100
@@ -380,8 +380,8 @@ def test_the_loss_on_scores_is_the_loss_of_the_model(ids):
     ],
 )
 def test_stability_has_reasons(model, history, stable, reason):
-    found = TrainingValidator(model).check_training_stability(history)
-    assert (found["stable"], found["reason"]) == (stable, reason)
+    verdict = TrainingValidator(model).check_training_stability(history)
+    assert (verdict["stable"], verdict["reason"]) == (stable, reason)
 
 
 def test_info_has_the_documented_keys(model):

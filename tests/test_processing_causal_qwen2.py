@@ -92,9 +92,9 @@ def test_truncation_keeps_values_at_their_tokens(side, length):
     text = "a 1 b -2.5 c 3e4 d"
     whole = processor(text)
     cut = processor(text, truncation=True, max_length=length)
-    kept = slice(-length, None) if side == "left" else slice(0, length)
-    assert cut["input_ids"] == whole["input_ids"][kept]
-    assert cut["numeric_values"] == whole["numeric_values"][kept]
+    window = slice(-length, None) if side == "left" else slice(0, length)
+    assert cut["input_ids"] == whole["input_ids"][window]
+    assert cut["numeric_values"] == whole["numeric_values"][window]
 
 
 @given(

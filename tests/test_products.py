@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from causal_qwen.decoder.packed import quantise
 from causal_qwen.kernels import interface, library, native
-from causal_qwen.kernels.decision import TokenScorer, token_scores
+from causal_qwen.kernels.decision import TokenScorer
 from causal_qwen.kernels.products import Linear, Matrix, dense_products
 
 SIZES = [(203, 64, 1), (1, 32, 1), (204, 96, 2), (204, 64, 3), (8, 160, 8), (999, 32, 5), (31, 45, 7)]
@@ -42,7 +42,9 @@ def test_native_code_is_here_and_serves_many_vectors():
     assert library.library() is not None
     weight, x = torch.randn(50, 64), torch.randn(19, 64)
     for matrix in (Matrix(weight), Matrix(weight.half()), quantise(weight + 3), quantise(weight, 4)):
-        y = native.NativeLinear(native.native_matrix(*matrix))(x)
+        linear = Linear(matrix)
+        assert linear.native_for(x) is not None
+        y = linear(x)
         torch.testing.assert_close(y, x @ matrix.dense().T, rtol=1e-4, atol=2e-3)
 
 
@@ -61,9 +63,10 @@ def test_native_code_is_never_given_less_than_it_reads():
         Linear(matrix)(x[:, :40])
     with pytest.raises(ValueError, match=r"of shape \(8,\)"):
         Linear(matrix, torch.zeros(7))(x)
-    for terms in ({"bias": torch.zeros(9)}, {"balance": torch.zeros(7)}, {"loc_U0": torch.zeros(3)}):
+    wrong = {"bias": torch.zeros(9)}, {"balance": torch.zeros(7)}
+    for terms, common in (*((vector, None) for vector in wrong), ({}, torch.zeros(3))):
         with pytest.raises(ValueError, match=r"expected torch\.float32 of shape"):
-            token_scores(x, x.abs(), matrix, **terms)
+            TokenScorer(matrix, **terms).scores(x, x.abs(), common)
     with pytest.raises(ValueError, match=r"got torch\.float64"):
         native.native_matrix(matrix.weight, None, None, torch.zeros(8, dtype=torch.float64))
 
@@ -73,7 +76,8 @@ def test_a_bias_of_another_type_is_the_same_bias(dtype):
     matrix, x, bias = Matrix(torch.randn(8, 64)), torch.randn(2, 64), torch.randn(8).bfloat16()
     expected = Linear(matrix)(x) + bias.float()
     torch.testing.assert_close(Linear(matrix, bias.to(dtype))(x), expected)
-    loc, _ = token_scores(x, x.abs(), matrix, bias=bias.to(dtype), balance=bias.abs().to(dtype))
+    scorer = TokenScorer(matrix, bias=bias.to(dtype), balance=bias.abs().to(dtype))
+    loc, _ = scorer.scores(x, x.abs())
     torch.testing.assert_close(loc, expected)
 
 

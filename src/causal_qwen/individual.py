@@ -12,7 +12,6 @@ import base64
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +31,7 @@ AHEAD = 16  # positions whose draws are made at one time
 
 @dataclass(frozen=True, eq=False)
 class Individual:
-    """ε_i = ρ·ε_shared + (1 − ρ)·ε_i,own: standard Cauchy for every ρ, both parts from a generator keyed by
-    (seed, i).
+    """ε_i = ρ·ε_shared + (1 − ρ)·ε_i,own: standard Cauchy for every ρ, both parts keyed by (seed, i).
 
     Args:
         seed: In [0, 2⁶⁴).
@@ -68,8 +66,7 @@ class Individual:
         return cls(int(torch.randint(SEEDS // 2 - 1, ())), persistence)
 
     def noise(self, position: int, size: int, *, density_floor: float, persistence: float) -> Tensor:
-        """ε of one position, (size + 1,) float32 on the CPU; the last entry is the number's read-out noise
-        ε_Y.
+        """ε of one position, (size + 1,) float32 on the CPU; the last is ε_Y, of the number's read-out.
 
         Args:
             position: Index of the generated token, from 0.
@@ -107,10 +104,8 @@ class Individual:
             fields = json.loads(text)
             path = None
             if "path" in fields:
-                data = np.frombuffer(base64.b64decode(fields["path"]), dtype="<f4").reshape(
-                    fields["path_shape"]
-                )
-                path = torch.from_numpy(data.astype(np.float32))
+                data = np.frombuffer(base64.b64decode(fields["path"]), dtype="<f4").astype(np.float32)
+                path = torch.from_numpy(data.reshape(fields["path_shape"]))
             return cls(fields["seed"], fields["persistence"], fields["start"], path)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"not an individual: {error!r}; write one with Individual.save") from error
@@ -118,14 +113,12 @@ class Individual:
     def save(self, file: str | Path) -> None:
         """Write `to_json` to a file, whole or not at all."""
         target = Path(file)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(self.to_json() + "\n")
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, file: str | Path) -> Individual:

@@ -164,7 +164,7 @@ def scan(text: str) -> list[Number]:
 
 def _scan(text: str, begin: int, stop: int) -> list[Number]:
     """The numbers of text[begin:stop], read in the context of the whole text."""
-    found: list[Number] = []
+    numbers: list[Number] = []
     for chunk in _CHUNK.finditer(text, begin, stop):
         last = chunk.lastindex
         if last is None:
@@ -172,10 +172,10 @@ def _scan(text: str, begin: int, stop: int) -> list[Number]:
         start, end = chunk.span()
         if last == 1 and (start == 0 or text[start - 1] not in _PREFIXES):
             span = text[start:end]
-            found.append(_number(start, end, span, float(span)))
+            numbers.append(_number(start, end, span, float(span)))
         else:
-            found += _measure(text, chunk)
-    return found
+            numbers += _measure(text, chunk)
+    return numbers
 
 
 def _measure(text: str, chunk: re.Match[str]) -> list[Number]:
@@ -186,9 +186,9 @@ def _measure(text: str, chunk: re.Match[str]) -> list[Number]:
     if chunk[4] is not None:
         numbers.append(_read(text, *chunk.span(4)))
     if all(unit in UNITS for unit in chunk.group(3, 5) if unit):
-        kept = [number for number in numbers if number is not None]
-        if len(kept) == len(numbers):
-            return kept
+        readable = [number for number in numbers if number is not None]
+        if len(readable) == len(numbers):
+            return readable
     # A code ends at a comma (A-1,200): what looked like a thousands group of its second number is a list.
     comma = text.find(",", *chunk.span(4)) if chunk[4] is not None else -1
     return [] if comma < 0 else _scan(text, comma, chunk.end())

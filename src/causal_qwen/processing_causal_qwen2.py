@@ -64,35 +64,26 @@ class CausalQwen2Processor(ProcessorMixin):
             text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list
                 of chats.
             numbers: "value" or "text", for this call.
-            padding: As for a tokenizer.
-            truncation: As for a tokenizer.
-            max_length: As for a tokenizer.
-            padding_side: "left" or "right"; the tokenizer's by default.
+            padding: As for a tokenizer, as are truncation, max_length, padding_side and stride.
             return_tensors: "pt" or "np"; lists by default.
             add_special_tokens: As for a tokenizer; a chat carries its own.
-            stride: As for a tokenizer, with ``return_overflowing_tokens``.
             return_overflowing_tokens: Whether truncated texts go on in further rows;
                 ``overflow_to_sample_mapping`` then says which text each row is from.
 
         Returns:
             input_ids, attention_mask and numeric_values (float64; 0 where there is no number), aligned.
         """
-        texts, single = self._texts(text)
-        if _is_chat(text) or _is_batch_of_chats(text):
-            add_special_tokens = False
+        texts, single, has_special_tokens = self._texts(text)
         mode = self.numbers if numbers is None else _checked(numbers)
         tokenizer, token = self._reader(texts)
-        found = [scan(one) for one in texts] if mode == "value" else [[] for _ in texts]
-        rendered = [
-            _render(one, spans, token) if spans else one for one, spans in zip(texts, found, strict=True)
-        ]
+        spans = [scan(one) for one in texts] if mode == "value" else [[] for _ in texts]
         encoded = tokenizer(
-            rendered,
+            [_render(*pair, token) for pair in zip(texts, spans, strict=True)],
             padding=padding,
             truncation=truncation,
             max_length=max_length,
             padding_side=padding_side,
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=add_special_tokens and not has_special_tokens,
             stride=stride,
             return_overflowing_tokens=return_overflowing_tokens,
             return_attention_mask=True,
@@ -102,8 +93,8 @@ class CausalQwen2Processor(ProcessorMixin):
         samples = encoded.get("overflow_to_sample_mapping", range(len(texts)))
         values = []
         for row, (ids, sample) in enumerate(zip(encoded["input_ids"], samples, strict=True)):
-            offsets = encoded.encodings[row].offsets if truncation and found[sample] else None
-            values.append(self._align(ids, found[sample], offsets, len(token)))
+            offsets = encoded.encodings[row].offsets if truncation and spans[sample] else None
+            values.append(self._align(ids, spans[sample], offsets, len(token)))
         batch = {
             "input_ids": encoded["input_ids"],
             "attention_mask": encoded["attention_mask"],
@@ -210,9 +201,7 @@ class CausalQwen2Processor(ProcessorMixin):
                 token["content"] = PRIVATE_TOKEN
         backend = type(self.tokenizer.backend_tokenizer).from_str(json.dumps(state))
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        special = {
-            name: getattr(self.tokenizer, name) for name in names if getattr(self.tokenizer, name) is not None
-        }
+        special = {name: token for name in names if (token := getattr(self.tokenizer, name)) is not None}
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             padding_side=self.tokenizer.padding_side,
@@ -231,31 +220,30 @@ class CausalQwen2Processor(ProcessorMixin):
             )
         return self._private_tokenizer, PRIVATE_TOKEN
 
-    def _texts(self, text) -> tuple[list[str], bool]:
-        """The texts to encode, and whether one was given alone."""
-        if _is_chat(text):
-            return [self.apply_chat_template(text)], True
-        if _is_batch_of_chats(text):
-            return [self.apply_chat_template(chat) for chat in text], False
+    def _texts(self, text) -> tuple[list[str], bool, bool]:
+        """The texts to encode, whether one was given alone, and whether they are chats."""
         if isinstance(text, str):
-            return [text], True
-        if not isinstance(text, list | tuple) or not all(isinstance(one, str) for one in text):
-            raise TypeError(f"text is {text!r:.80}; give a string, a list of strings, or chat messages")
-        return list(text), False
+            return [text], True, False
+        if _is_chat(text):
+            return [self.apply_chat_template(text)], True, True
+        if isinstance(text, list | tuple):
+            if len(text) > 0 and _is_chat(text[0]):
+                return [self.apply_chat_template(chat) for chat in text], False, True
+            if all(isinstance(one, str) for one in text):
+                return list(text), False, False
+        raise TypeError(f"text is {text!r:.80}; give a string, a list of strings, or chat messages")
 
-    def _align(self, ids: list[int], found: list[Number], offsets, width: int) -> np.ndarray:
-        """Values of one row; where truncation may have dropped some, by the offset at which each <NUM> was
-        written.
-        """
+    def _align(self, ids: list[int], numbers: list[Number], offsets, width: int) -> np.ndarray:
+        """Values of one row; after truncation by the offset at which each <NUM> was written."""
         values = np.zeros(len(ids))
-        if not found:
+        if not numbers:
             return values
         positions = np.flatnonzero(np.asarray(ids) == self.num_token_id)
         if offsets is None:
-            values[positions] = [number.value for number in found]
+            values[positions] = [number.value for number in numbers]
             return values
         starts, shift = {}, 0
-        for number in found:
+        for number in numbers:
             starts[number.start + shift] = number.value
             shift += width - (number.end - number.start)
         values[positions] = [starts[offsets[position][0]] for position in positions]
@@ -275,10 +263,6 @@ def _checked(numbers: str) -> str:
 
 def _is_chat(text) -> bool:
     return isinstance(text, list | tuple) and len(text) > 0 and isinstance(text[0], dict)
-
-
-def _is_batch_of_chats(text) -> bool:
-    return isinstance(text, list | tuple) and len(text) > 0 and _is_chat(text[0])
 
 
 def _render(text: str, numbers: list[Number], token: str) -> str:

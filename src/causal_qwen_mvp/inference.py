@@ -155,15 +155,15 @@ class InferenceValidator:
             shared = shared[shared != model.config.num_token_id]
         difference = (exact(outputs.logits)[..., shared] - expected[..., shared]).abs().max()
         chosen = model.action.z_scores(outputs.S[:, -1]).argmax(-1)  # (B,)
-        wanted = expected[:, -1].argmax(-1)  # (B,)
+        favourite = expected[:, -1].argmax(-1)  # (B,)
         return {
             "logits_difference": difference.item(),
-            "prediction_match_rate": (chosen == wanted).double().mean().item(),
+            "prediction_match_rate": (chosen == favourite).double().mean().item(),
             "causal_prediction": chosen.tolist(),
-            "qwen_prediction": wanted.tolist(),
+            "qwen_prediction": favourite.tolist(),
         }
 
 
-def _close(found: Tensor, wanted: Tensor) -> bool:
+def _close(values: Tensor, expected: Tensor) -> bool:
     """Whether the largest difference is below 1e-4 of the largest magnitude."""
-    return bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max())
+    return bool((values - expected).abs().max() <= CLOSE * expected.abs().max())

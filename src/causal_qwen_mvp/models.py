@@ -6,14 +6,13 @@ Nothing is computed here that `causal_qwen` does not compute.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
-from transformers.cache_utils import Cache
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from causal_qwen.generation import Inferencer
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
@@ -83,63 +82,38 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
         return OvRClassifier(self.config, threshold=self.action.threshold)
 
     @can_return_tuple
+    @wraps(CausalQwen2ForCausalLM.forward, assigned=())  # generate() and Trainer read its signature
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.FloatTensor | None = None,
-        labels: torch.LongTensor | None = None,
-        use_cache: bool | None = None,
+        *args,
         logits_to_keep: int | Tensor = 0,
-        numeric_values: Tensor | None = None,
         output_logits: bool | None = None,
         output_scores: bool | None = None,
-        hide_num_token: bool = False,
         do_sample: bool = False,
         temperature: float = 1.0,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> CausalMVPOutput:
         """As `CausalQwen2ForCausalLM.forward`, with loc_S and scale_S by default.
 
+        Arguments that are not explained here are the modern model's.
+
         Args:
-            input_ids: (B, T).
-            attention_mask: As for the modern model, as are all others that are not explained here.
-            position_ids: As for the modern model.
-            past_key_values: As for the modern model.
-            inputs_embeds: As for the modern model.
-            labels: (B, T), as ``input_ids``; shifted inside.
-            use_cache: As for the modern model.
-            logits_to_keep: As for the modern model.
-            numeric_values: As for the modern model.
-            output_logits: As for the modern model.
+            *args: From ``input_ids`` on.
+            logits_to_keep: 0 is all positions.
+            output_logits: None decides as the modern model does.
             output_scores: Whether loc_S and scale_S are returned; None does, except in a training pass with
                 labels and in the steps of generate().
-            hide_num_token: As for the modern model.
             do_sample: Whether noise moves the location of the cause behind S, instead of widening it. The
                 loss is a function of the law and never samples.
             temperature: T of that noise.
-            **kwargs: As for the modern model.
+            **kwargs: All others.
         """
+        outputs = super().forward(
+            *args, logits_to_keep=logits_to_keep, output_logits=output_logits, return_dict=True, **kwargs
+        )
         if output_scores is None:
             narrowed = not isinstance(logits_to_keep, int) or logits_to_keep != 0 or output_logits is not None
-            output_scores = not narrowed and not (labels is not None and self.training)
-        outputs = super().forward(
-            input_ids,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            inputs_embeds,
-            labels,
-            use_cache,
-            logits_to_keep,
-            numeric_values=numeric_values,
-            output_logits=output_logits,
-            hide_num_token=hide_num_token,
-            return_dict=True,
-            **kwargs,
-        )
+            output_scores = not narrowed and not (outputs.loss is not None and self.training)
         result = CausalMVPOutput(**outputs)
         if output_scores:
             result.loc_S, result.scale_S = self.action_network(
@@ -230,9 +204,9 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
         mine, theirs = self.state_dict(), source.state_dict()
         for name, tensor in theirs.items():
             if name not in mine or mine[name].shape != tensor.shape:
-                found = tuple(mine[name].shape) if name in mine else "missing"
+                own = tuple(mine[name].shape) if name in mine else "missing"
                 raise ValueError(
-                    f"{name} is {found} here and {tuple(tensor.shape)} there; "
+                    f"{name} is {own} here and {tuple(tensor.shape)} there; "
                     "make the configuration with CausalQwen2Config(**base.config.to_dict()), or use `convert`"
                 )
             mine[name].copy_(tensor)

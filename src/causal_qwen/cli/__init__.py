@@ -53,8 +53,8 @@ for panel, verbs in VERBS.items():
 EVERYWHERE = ("--debug", "--quiet")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(flag: bool) -> None:
+    if flag:
         from causal_qwen import __version__
 
         print(__version__)
@@ -75,11 +75,11 @@ def options(
 
 def main() -> None:
     """Run the command line; a mistake of the user's gets one line, a mistake of ours a traceback."""
-    given = sys.argv[1:]
+    arguments = sys.argv[1:]
     # What follows "--" is text, even if it looks like a flag.
-    end = given.index("--") if "--" in given else len(given)
-    flags = [flag for flag in EVERYWHERE if flag in given[:end]]
-    rest = [argument for argument in given[:end] if argument not in EVERYWHERE] + given[end:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    flags = [flag for flag in EVERYWHERE if flag in arguments[:end]]
+    rest = [argument for argument in arguments[:end] if argument not in EVERYWHERE] + arguments[end:]
     try:
         app(flags + rest)
     except KeyboardInterrupt:

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note
-from causal_qwen.cli.convert import Dtype
-from causal_qwen.cli.generate import Mode
-from causal_qwen.cli.models import MODEL_HELP, load
+from causal_qwen.cli.models import load
 
 HELP = "/mode standard|causal|compatible · /individual SEED|random · /reset · /quit"
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    mode: Annotated[Mode, typer.Option(help="Mode of inference.")] = Mode.causal,
+    model: shared.Model,
+    mode: Annotated[shared.Mode, typer.Option(help="Mode of inference.")] = "causal",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens per answer at most.", min=1)] = 256,
-    temperature: Annotated[float, typer.Option(help="Scales the noise.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Who answers; drawn and printed if not given.")] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
+    max_new_tokens: shared.NewTokens = 256,
+    temperature: shared.Temperature = 1.0,
+    seed: shared.Seed = None,
+    device: shared.Device = None,
+    dtype: shared.Dtype = "auto",
 ) -> None:
     """Talk with a model; the same individual answers throughout."""
-    loaded, processor = load(model, device=device, dtype=dtype.value)
+    loaded, processor = load(model, device=device, dtype=dtype)
     if processor.chat_template is None:
         raise ValueError(f"{model} has no chat template; use `causal-qwen generate` for plain text")
     from causal_qwen.individual import Individual
@@ -35,31 +34,33 @@ def command(
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     person = Individual.random() if seed is None else Individual(seed)
-    chosen = mode.value
-    note(f"{HELP}\nmode {chosen}, seed {person.seed}")
+    decider: str = mode
+    note(f"{HELP}\nmode {decider}, seed {person.seed}")
     while (line := _ask()) is not None:
-        words = line.split()
-        if not words:
-            continue
-        if words[0] == "/quit":
-            break
-        if words[0] == "/reset":
-            messages, person = list(opening), replace(person, start=0)
-            note("a new conversation")
-        elif words[0] == "/mode" and len(words) == 2 and words[1] in Mode.__members__:
-            chosen = words[1]
-            note(f"mode {chosen}")
-        elif words[0] == "/individual" and len(words) == 2 and (words[1] == "random" or words[1].isdigit()):
-            person = Individual.random() if words[1] == "random" else Individual(int(words[1]))
-            note(f"seed {person.seed}")
-        elif words[0].startswith("/"):
-            note(HELP)
-        else:
-            messages.append({"role": "user", "content": line})
-            answer, length = _answer(loaded, processor, messages, chosen, person, max_new_tokens, temperature)
-            messages.append({"role": "assistant", "content": answer})
-            # The next answer goes on along this individual's path instead of repeating its noise.
-            person = replace(person, start=person.start + length)
+        match line.split():
+            case []:
+                pass
+            case ["/quit", *_]:
+                break
+            case ["/reset", *_]:
+                messages, person = list(opening), replace(person, start=0)
+                note("a new conversation")
+            case ["/mode", name] if name in get_args(shared.Mode):
+                decider = name
+                note(f"mode {decider}")
+            case ["/individual", name] if name == "random" or name.isdigit():
+                person = Individual.random() if name == "random" else Individual(int(name))
+                note(f"seed {person.seed}")
+            case [word, *_] if word.startswith("/"):
+                note(HELP)
+            case _:
+                messages.append({"role": "user", "content": line})
+                answer, length = _answer(
+                    loaded, processor, messages, decider, person, max_new_tokens, temperature
+                )
+                messages.append({"role": "assistant", "content": answer})
+                # The next answer goes on along this individual's path instead of repeating its noise.
+                person = replace(person, start=person.start + length)
 
 
 def _ask() -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-__all__ = ["QUIET", "fail", "note", "print_json", "print_table", "quiet_libraries"]
+__all__ = ["QUIET", "cell_text", "fail", "note", "print_json", "print_table", "quiet_libraries"]
 
 # Whether --quiet was given.
 QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -20,10 +20,15 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def cell_text(value: object) -> str:
+    """A figure with six digits, exact zeros and ones as they are; anything else as it says."""
+    return f"{value:.6g}" if isinstance(value, float) and value not in (0.0, 1.0) else str(value)
+
+
 def print_table(
-    title: str, rows: Sequence[tuple[str, ...]], *, header: tuple[str, ...] | None = None
+    title: str, rows: Iterable[Sequence[object]], *, header: tuple[str, ...] | None = None
 ) -> None:
-    """A table on standard output; the last column may be long."""
+    """A table on standard output, of rows of the same length; the last column may be long."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -31,9 +36,10 @@ def print_table(
     table = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header is not None
     )
-    for index in range(len(rows[0])):
+    cells = [[cell_text(value) for value in row] for row in rows]
+    for index in range(len(cells[0])):
         table.add_column(header[index] if header else "", style="cyan" if index == 0 else "", overflow="fold")
-    for row in rows:
+    for row in cells:
         table.add_row(*row)
     Console(highlight=False).print(table)
 

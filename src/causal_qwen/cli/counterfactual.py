@@ -6,24 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json
-from causal_qwen.cli.convert import Dtype
-from causal_qwen.cli.models import MODEL_HELP, load
+from causal_qwen.cli.models import load
 
 if TYPE_CHECKING:
-    from causal_qwen.counterfactual.interventions import Branch, Counterfactual
+    from causal_qwen.counterfactual.interventions import Counterfactual
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: shared.Model,
     prompt: Annotated[str, typer.Argument(help="The factual prompt.")],
     do: Annotated[
         list[str] | None, typer.Option("--do", help="A prompt instead of the factual one; may be repeated.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Who is sampled; somebody if not given. Always printed.", min=0)
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Length of each text, at most.", min=1)] = 40,
+    seed: shared.Seed = None,
+    max_new_tokens: shared.NewTokens = 40,
     observed: Annotated[
         str | None,
         typer.Option(
@@ -31,21 +29,15 @@ def command(
             "Begin it with its space."
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Scales the noise.", min=0.0)] = 1.0,
-    density_floor: Annotated[
-        float | None, typer.Option(help="Truncation of the noise; 0 truncates nothing.")
-    ] = None,
-    persistence: Annotated[
-        float | None, typer.Option(help="How much of the noise stays the same from token to token, 0 to 1.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print factual, interventions, control and individual as JSON.")
-    ] = False,
+    temperature: shared.Temperature = 1.0,
+    density_floor: shared.DensityFloor = None,
+    persistence: shared.Persistence = None,
+    device: shared.Device = None,
+    dtype: shared.Dtype = "auto",
+    as_json: shared.AsJson = False,
 ) -> None:
     """Ask one individual several prompts: what would the same one have said?"""
-    causal, processor = load(model, device=device, dtype=dtype.value)
+    causal, processor = load(model, device=device, dtype=dtype)
     from causal_qwen.counterfactual import abduct, counterfactual
     from causal_qwen.individual import Individual
 
@@ -89,15 +81,12 @@ def _show(result: Counterfactual) -> None:
     branches += [("control", result.control)]
     for name, branch in branches:
         text = Text(str(branch.prompt), style="dim").append(branch.text, style="not dim")
-        known = branch is result.factual
-        table.add_row(name, text, "" if known else _where(branch), "" if known else str(branch.edit_distance))
+        where = "identical" if branch.divergence is None else f"from token {branch.divergence}"
+        differences = ("", "") if branch is result.factual else (where, str(branch.edit_distance))
+        table.add_row(name, text, *differences)
     console = Console(highlight=False)
     console.print(table)
     seed, other = result.individual.seed, result.control.individual.seed
     path = result.individual.path
     said = "" if path is None else f", abducted from {len(path)} tokens"
     console.print(f"individual: seed {seed}{said}; control: seed {other}\nRepeat with --seed {seed}")
-
-
-def _where(branch: Branch) -> str:
-    return "identical" if branch.divergence is None else f"from token {branch.divergence}"

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from causal_qwen.cli.console import note, print_table, quiet_libraries
-from causal_qwen.cli.parity import parity_text
+from causal_qwen.cli.console import cell_text, note, print_table, quiet_libraries
 
 PROMPT = "The reason why the sea is salty is that"
 
@@ -31,12 +30,12 @@ def command(
 
     model = out / "model"
     plain, conversion, measured = story.convert_and_prove(model, source=base)
-    parity = {name: parity_text(value) for name, value in asdict(measured).items()}
-    print_table("Parity with the base", list(parity.items()))
+    parity = {name: cell_text(value) for name, value in asdict(measured).items()}
+    print_table("Parity with the base", parity.items())
 
     note("2/6  continuing a prompt with the base and in every mode …")
     texts = story.continuations(plain, conversion, prompt, tokens)
-    print_table(f"“{prompt} …”", list(texts.items()), header=("who decides", "continuation"))
+    print_table(f"“{prompt} …”", texts.items(), header=("who decides", "continuation"))
     same = texts["base, greedy"] == texts["standard"]
     repeated = texts[f"causal, individual {story.SEED}"] == texts[f"individual {story.SEED} again"]
     print(f"standard says what the base says: {'yes' if same else 'NO'}")

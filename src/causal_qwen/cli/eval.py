@@ -9,32 +9,31 @@ from typing import Annotated
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table
-from causal_qwen.cli.convert import Dtype
-from causal_qwen.cli.models import MODEL_HELP, load
-from causal_qwen.cli.rows import DATA_HELP, TARGET_HELP, TEMPLATE_HELP, OnBadRow
+from causal_qwen.cli.models import load
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
-    target: Annotated[str | None, typer.Option(help=TARGET_HELP)] = None,
+    model: shared.Model,
+    data: shared.Data,
+    template: shared.Template = None,
+    target: shared.Target = None,
     report: Annotated[
         Path, typer.Option(help="Report with pictures, .html or .md; one file.", dir_okay=False)
     ] = Path("evaluation.html"),
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
     max_length: Annotated[int, typer.Option(help="Tokens per row.", min=2)] = 512,
-    batch_size: Annotated[int, typer.Option(help="Rows per forward pass.", min=1)] = 16,
-    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or skip it.")] = OnBadRow.error,
-    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+    batch_size: shared.BatchSize = 16,
+    on_bad_row: shared.BadRow = "error",
+    device: shared.Device = None,
+    dtype: shared.Dtype = "auto",
+    as_json: shared.AsJson = False,
 ) -> None:
     """Measure a model on labelled data: every metric, and a report with pictures."""
     if not no_report and report.suffix.lower() not in (".html", ".md"):
         raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html or .md")
-    loaded, processor = load(model, device=device, dtype=dtype.value)
+    loaded, processor = load(model, device=device, dtype=dtype)
     from tqdm import tqdm
 
     from causal_qwen.data import BadRows, Reading, labelled_batches
@@ -42,7 +41,7 @@ def command(
     from causal_qwen.evaluation.report import write_report
 
     reading = Reading.of(model, template=template, target=target)
-    bad_rows = BadRows(on_bad_row.value)
+    bad_rows = BadRows(on_bad_row)
     batches = labelled_batches(
         processor, data, reading=reading, max_length=max_length, batch_size=batch_size, bad_rows=bad_rows
     )

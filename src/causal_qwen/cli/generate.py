@@ -4,83 +4,55 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json
-from causal_qwen.cli.models import MODEL_HELP, load
+from causal_qwen.cli.models import load
 
-
-class Mode(StrEnum):
-    """Who decides."""
-
-    standard = "standard"
-    causal = "causal"
-    compatible = "compatible"
-
-
-class EngineName(StrEnum):
-    """Who runs the forward passes."""
-
-    transformers = "transformers"
-    native = "native"
-
-
-class Precision(StrEnum):
-    """Precision of the weights."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-    int4 = "int4"
+Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: shared.Model,
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
     mode: Annotated[
-        Mode | None, typer.Option(help="Mode of inference; the model's own if not given.")
+        shared.Mode | None, typer.Option(help="Mode of inference; the model's own if not given.")
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Sample (always, in causal mode).")] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add at most.", min=1)] = 64,
-    temperature: Annotated[
-        float, typer.Option(help="Scales the noise; in compatible mode, divides logits.")
-    ] = 1.0,
+    max_new_tokens: shared.NewTokens = 64,
+    temperature: shared.Temperature = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Allow only the k best tokens; 0 allows all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Allow only the nucleus of this probability.")] = None,
-    persistence: Annotated[
-        float | None, typer.Option(help="Share of noise kept from token to token.")
-    ] = None,
-    density_floor: Annotated[float | None, typer.Option(help="Truncation of the noise.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Who speaks; drawn and printed if not given.")] = None,
+    persistence: shared.Persistence = None,
+    density_floor: shared.DensityFloor = None,
+    seed: shared.Seed = None,
     individual: Annotated[
         Path | None, typer.Option(help="File of a saved individual, instead of a seed.", dir_okay=False)
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability of the interval of each number.")] = 0.9,
+    level: shared.Level = 0.9,
     raw_intervals: Annotated[
         bool, typer.Option("--raw-intervals", help="Intervals of the Cauchy law, not the calibrated ones.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
+    device: shared.Device = None,
     dtype: Annotated[
         Precision, typer.Option(help="Precision of the weights; int8 and int4 need --engine native.")
-    ] = Precision.auto,
+    ] = "auto",
     engine: Annotated[
-        EngineName, typer.Option(help="native is our own compiled decoder, for the CPU.")
-    ] = EngineName.transformers,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON instead of streaming.")] = False,
+        Literal["transformers", "native"],
+        typer.Option(help="native is our own compiled decoder, for the CPU."),
+    ] = "transformers",
+    as_json: shared.AsJson = False,
 ) -> None:
     """Continue a text, deciding by causes."""
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    few_bits: dict[Precision, Literal["int8", "int4"]] = {Precision.int8: "int8", Precision.int4: "int4"}
-    integers = few_bits.get(dtype)
-    if integers and engine is not EngineName.native:
-        raise ValueError(f"--dtype {dtype.value} needs --engine native")
-    loaded, processor = load(model, device=device, dtype="float32" if integers else dtype.value)
+    integers = dtype if dtype == "int8" or dtype == "int4" else None
+    if integers and engine != "native":
+        raise ValueError(f"--dtype {dtype} needs --engine native")
+    loaded, processor = load(model, device=device, dtype="float32" if integers else dtype)
     import torch
 
     from causal_qwen.data import prompt_batch
@@ -88,10 +60,10 @@ def command(
     from causal_qwen.generation import NumberStreamer
     from causal_qwen.individual import Individual, one_per_row
 
-    chosen = mode.value if mode else loaded.config.inference_mode
+    decider: str = mode or loaded.config.inference_mode
     options: dict[str, Any] = {
-        "inference_mode": chosen,
-        "do_sample": sample or chosen == "causal",
+        "inference_mode": decider,
+        "do_sample": sample or decider == "causal",
         "max_new_tokens": max_new_tokens,
         "interval_level": level,
         "raw_intervals": raw_intervals,
@@ -99,12 +71,12 @@ def command(
     if options["do_sample"]:
         (person,) = one_per_row(Individual.load(individual) if individual else seed, 1)
         options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        if chosen == "compatible":
+        if decider == "compatible":
             torch.manual_seed(person.seed % 2**63)
         else:
             options |= {"individual": person, "persistence": persistence, "density_floor": density_floor}
         note(f"seed {person.seed}")
-    if engine is EngineName.native:
+    if engine == "native":
         options["engine"] = Engine.from_model(loaded, precision=integers, tell=note)
     inputs: dict[str, Any] = prompt_batch(processor, [prompt], loaded.device)
     streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
@@ -117,7 +89,7 @@ def command(
         {
             "prompt": prompt,
             "text": processor.batch_decode(said, skip_special_tokens=True)[0],
-            "mode": chosen,
+            "mode": decider,
             "seed": person.seed if options["do_sample"] else None,
             "numbers": [asdict(number) for number in said.numbers(processor.num_token_id)],
         }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import print_json, print_table
 
 
 def command(
     directory: Annotated[Path, typer.Argument(help="A converted model.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Show architecture, added parameters, calibration and number handling of a converted model."""
     facts = describe(directory)
@@ -21,13 +23,7 @@ def command(
         print_json(facts)
         return
     for title, section in facts.items():
-        print_table(
-            title,
-            [
-                (name, f"{value:.6g}" if isinstance(value, float) else str(value))
-                for name, value in section.items()
-            ],
-        )
+        print_table(title, section.items())
 
 
 def describe(directory: Path) -> dict[str, dict[str, Any]]:
@@ -49,18 +45,12 @@ def describe(directory: Path) -> dict[str, dict[str, Any]]:
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
-                    shape = tensors.get_slice(name).get_shape()
-                    size = 1
-                    for length in shape:
-                        size *= length
-                    sizes[name] = size
+                    sizes[name] = math.prod(tensors.get_slice(name).get_shape())
         except SafetensorError as error:
             raise ValueError(f"{file}: damaged or truncated ({error}); convert again") from error
-    heads = {
-        name: size
-        for name, size in sizes.items()
-        if name.startswith(("abduction.", "action.", "numeric_embedding."))
-    }
+    prefixes = ("abduction.", "action.", "numeric_embedding.")
+    total = sum(sizes.values())
+    added = sum(size for name, size in sizes.items() if name.startswith(prefixes))
     report_file = directory / "conversion.json"
     report = json.loads(report_file.read_text(encoding="utf-8")) if report_file.exists() else {}
     return {
@@ -75,11 +65,9 @@ def describe(directory: Path) -> dict[str, dict[str, Any]]:
             "converted from": report.get("source", "unknown"),
         },
         "parameters": {
-            "total": sum(sizes.values()),
-            "causal heads": sum(heads.values()),
-            "added fraction": report.get(
-                "added_parameters_fraction", sum(heads.values()) / max(sum(sizes.values()), 1)
-            ),
+            "total": total,
+            "causal heads": added,
+            "added fraction": report.get("added_parameters_fraction", added / max(total, 1)),
         },
         "calibration": report.get("calibration", {"mode": "unknown"}),
         "inference": {

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import print_json, print_table
 
 if TYPE_CHECKING:
     from causal_qwen.decoder import DecoderConfig
 
 LENGTHS = [1024, 2048, 4096, 8192, 32768]
-
-
-class CacheDtype(StrEnum):
-    """Precision of keys and values."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
 
 
 def command(
@@ -34,8 +27,10 @@ def command(
         list[int] | None, typer.Option(help="Key and value heads; may be repeated.", min=1)
     ] = None,
     batch: Annotated[int, typer.Option(help="Rows.", min=1)] = 1,
-    dtype: Annotated[CacheDtype, typer.Option(help="Precision of keys and values.")] = CacheDtype.float16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"], typer.Option(help="Precision of keys and values.")
+    ] = "float16",
+    as_json: shared.AsJson = False,
 ) -> None:
     """Show the memory of the KV cache for lengths and numbers of key and value heads."""
     import torch
@@ -43,15 +38,13 @@ def command(
     from causal_qwen.decoder import kv_cache_bytes
 
     config = _config(model)
-    heads = kv_heads or _divisors(config.num_attention_heads)
-    configs = {count: _with_kv_heads(config, count) for count in heads}
-    element = getattr(torch, dtype.value)
-    table = {
-        count: {
-            tokens: kv_cache_bytes(configs[count], batch, tokens, element) for tokens in length or LENGTHS
+    table: dict[int, dict[int, int]] = {}
+    for count in kv_heads or _divisors(config.num_attention_heads):
+        variant = replace(config, num_key_value_heads=count)
+        table[count] = {
+            tokens: kv_cache_bytes(variant, batch, tokens, getattr(torch, dtype))
+            for tokens in length or LENGTHS
         }
-        for count in heads
-    }
     if as_json:
         rows = [
             {"kv_heads": count, "tokens": tokens, "bytes": size}
@@ -59,7 +52,7 @@ def command(
             for tokens, size in sizes.items()
         ]
         print_json(
-            {"model": model, "batch": batch, "dtype": dtype.value, "kv_heads": config.num_key_value_heads}
+            {"model": model, "batch": batch, "dtype": dtype, "kv_heads": config.num_key_value_heads}
             | {"rows": rows}
         )
         return
@@ -71,7 +64,7 @@ def command(
         )
         for count, sizes in table.items()
     ]
-    print_table(f"KV cache of {model}, {batch} × {dtype.value}", lines, header=header)
+    print_table(f"KV cache of {model}, {batch} × {dtype}", lines, header=header)
 
 
 def _config(model: str) -> DecoderConfig:
@@ -85,12 +78,6 @@ def _config(model: str) -> DecoderConfig:
     if not file.is_file():
         raise ValueError(f"{model}: neither a directory with a config.json nor one of {', '.join(presets)}")
     return DecoderConfig.from_hf_config(json.loads(file.read_text(encoding="utf-8")))
-
-
-def _with_kv_heads(config: DecoderConfig, count: int) -> DecoderConfig:
-    from dataclasses import replace
-
-    return replace(config, num_key_value_heads=count)
 
 
 def _divisors(number: int) -> list[int]:

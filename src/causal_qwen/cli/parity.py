@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
-from causal_qwen.cli.convert import CalibrationChoice, Dtype
 
 
 def command(
@@ -22,12 +22,12 @@ def command(
         str | None, typer.Option(help="The base of a converted directory, if it has moved.")
     ] = None,
     calibration: Annotated[
-        CalibrationChoice, typer.Option(help="For a source: how it is converted.")
-    ] = CalibrationChoice.default,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of both models.")] = Dtype.auto,
-    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
+        shared.Calibration, typer.Option(help="For a source: how it is converted.")
+    ] = "default",
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = None,
     seed: Annotated[int, typer.Option(help="For a source: seed of the conversion.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Measure a converted model against its base on text that it was not calibrated on."""
     sample = text.read_text(encoding="utf-8") if text else None
@@ -38,13 +38,12 @@ def command(
 
     report_file = Path(model) / "conversion.json"
     if report_file.is_file():
-        base_model = load_base(
-            base or json.loads(report_file.read_text(encoding="utf-8"))["source"], dtype=dtype.value
-        )
+        source = base or json.loads(report_file.read_text(encoding="utf-8"))["source"]
+        base_model = load_base(source, dtype=dtype)
         causal = CausalQwen2ForCausalLM.from_pretrained(model, dtype=base_model.model.dtype).eval()
     else:
-        base_model = load_base(model, dtype=dtype.value)
-        causal = convert(base_model, calibration=calibration.value, seed=seed).model
+        base_model = load_base(model, dtype=dtype)
+        causal = convert(base_model, calibration=calibration, seed=seed).model
     if device:
         base_model.model.to(device)
         causal.to(device)
@@ -52,11 +51,4 @@ def command(
     if as_json:
         print_json(result)
     else:
-        print_table(
-            f"{model} against its base", [(name, parity_text(value)) for name, value in result.items()]
-        )
-
-
-def parity_text(value: object) -> str:
-    """A figure as it is: exact zeros stay exact, the rest gets six digits."""
-    return f"{value:.6g}" if isinstance(value, float) and value not in (0.0, 1.0) else str(value)
+        print_table(f"{model} against its base", result.items())

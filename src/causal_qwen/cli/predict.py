@@ -9,30 +9,29 @@ from typing import Annotated, Any
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
-from causal_qwen.cli.convert import Dtype
-from causal_qwen.cli.models import MODEL_HELP, load
-from causal_qwen.cli.rows import DATA_HELP, TARGET_HELP, TEMPLATE_HELP, OnBadRow
+from causal_qwen.cli.models import load
 
 
 def command(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    model: shared.Model,
+    data: shared.Data,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Table to write: .csv, .parquet or .jsonl.", dir_okay=False)
     ],
-    template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
-    target: Annotated[str | None, typer.Option(help=TARGET_HELP)] = None,
-    level: Annotated[float, typer.Option(help="Probability of the intervals.")] = 0.9,
+    template: shared.Template = None,
+    target: shared.Target = None,
+    level: shared.Level = 0.9,
     raw: Annotated[
         bool, typer.Option("--raw", help="Intervals of the Cauchy law itself, not the calibrated ones.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(help="Rows per forward pass.", min=1)] = 32,
-    on_bad_row: Annotated[OnBadRow, typer.Option(help="Stop at a bad row, or skip it.")] = OnBadRow.error,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table if it exists.")] = False,
-    device: Annotated[str | None, typer.Option(help="Such as cuda; the CPU if not given.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the weights.")] = Dtype.auto,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
+    batch_size: shared.BatchSize = 32,
+    on_bad_row: shared.BadRow = "error",
+    overwrite: shared.Overwrite = False,
+    device: shared.Device = None,
+    dtype: shared.Dtype = "auto",
+    as_json: shared.AsJson = False,
 ) -> None:
     """Predict the number that comes next in each row, with an interval; an interrupted run is continued."""
     if output.exists() and not overwrite:
@@ -47,7 +46,7 @@ def command(
 
     central_multiple(level)  # a wrong level is named before anything is loaded
     reading = Reading.of(model, template=template, target=target)
-    bad_rows = BadRows(on_bad_row.value)
+    bad_rows = BadRows(on_bad_row)
     settings = {
         "model": _state(model),
         "data": _state(data),
@@ -59,7 +58,7 @@ def command(
     output.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with GrowingTable(output, settings) as table:
-        loaded, processor = load(model, device=device, dtype=dtype.value)
+        loaded, processor = load(model, device=device, dtype=dtype)
         if not raw and loaded.config.conformal_scores is None:
             note("this model carries no calibration of its intervals: they are those of the Cauchy law")
         if table.done:
@@ -93,7 +92,7 @@ def command(
     if as_json:
         print_json(summary)
     else:
-        print_table(str(output), [(name, str(entry)) for name, entry in summary.items()])
+        print_table(str(output), summary.items())
 
 
 def _state(place: str) -> list[Any]:

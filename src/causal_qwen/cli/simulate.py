@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table
 
 
@@ -18,7 +19,7 @@ def command(
     count: Annotated[int, typer.Option(help="Individuals to train on.")] = 8000,
     steps: Annotated[int, typer.Option(help="Steps of training.")] = 400,
     seed: Annotated[int, typer.Option(help="Of truth, data and starting point.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Train the causal engine on synthetic features: convergence, recovery, and what outliers do."""
     from causal_qwen.simulation import simulate

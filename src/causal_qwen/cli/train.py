@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
-from causal_qwen.cli.rows import OnBadRow
 
 if TYPE_CHECKING:
     from causal_qwen.training.recipe import TrainingRecipe
 
 DRY_ROWS = 3
-
-
-class Method(StrEnum):
-    """What is trained."""
-
-    full = "full"
-    lora = "lora"
-    heads = "heads"
 
 
 def command(
@@ -39,8 +30,11 @@ def command(
     ] = None,
     target: Annotated[str | None, typer.Option(help="Field with which the completion begins.")] = None,
     validation: Annotated[str | None, typer.Option(help="File to evaluate on.")] = None,
-    on_bad_row: Annotated[OnBadRow | None, typer.Option(help="Stop at a bad row, or skip it.")] = None,
-    method: Annotated[Method | None, typer.Option(help="All weights, adapters, or the heads only.")] = None,
+    on_bad_row: Annotated[shared.OnBadRow | None, typer.Option(help="Stop at a bad row, or skip it.")] = None,
+    method: Annotated[
+        Literal["full", "lora", "heads"] | None,
+        typer.Option(help="All weights, adapters, or the heads only."),
+    ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Steps instead of epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step and process.")] = None,
@@ -54,8 +48,8 @@ def command(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what the model will see.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    overwrite: shared.Overwrite = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Teach a model your texts or your table, numbers as numbers, with honest intervals."""
     options: dict[str, Any] = {
@@ -65,8 +59,8 @@ def command(
         "template": template,
         "target": target,
         "validation": validation,
-        "on_bad_row": on_bad_row.value if on_bad_row else None,
-        "method": method.value if method else None,
+        "on_bad_row": on_bad_row,
+        "method": method,
         "epochs": epochs,
         "max_steps": max_steps,
         "batch_size": batch_size,

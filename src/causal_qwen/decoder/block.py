@@ -39,8 +39,8 @@ def rope_frequencies(config: DecoderConfig) -> Tensor:
         return slow
     # llama3: how often a pair turns within the original context decides how much of its speed it keeps.
     turns = scaling.original_context * frequencies / (2 * math.pi)  # (d/2,)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(slow, frequencies, kept.clamp(0.0, 1.0))
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(slow, frequencies, share.clamp(0.0, 1.0))
 
 
 def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ where native code cannot be built.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +17,16 @@ from causal_qwen.decoder.block import rope_frequencies, rotation, run_block
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.generation import Generation, generate
-from causal_qwen.decoder.model import CausalLM, check_fit, placement
+from causal_qwen.decoder.model import CausalLM
 from causal_qwen.decoder.packed import PackedWeights, Precision, normalise, pack
+from causal_qwen.decoder.placement import check_fit, placement
 from causal_qwen.decoder.step import NativeStep
 from causal_qwen.decoder.weights import PretrainedModel, tensors_of
+from causal_qwen.kernels.library import library
 from causal_qwen.kernels.native import LARGEST_NATIVE
 from causal_qwen.kernels.products import Linear
 
 __all__ = ["Engine"]
-
-logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -50,7 +49,8 @@ class Engine:
     ) -> None:
         self.config = config
         self.frequencies = rope_frequencies(config)  # (d/2,)
-        self.step = NativeStep.of(config, weights, tell or logger.info) if native else None
+        native_code = library(tell) if native else None
+        self.step = None if native_code is None else NativeStep(config, weights, native_code)
         # Without native code weights of fewer bits would be widened at every step: widen them once.
         self.weights = weights if self.step is not None else weights.widened()
         self._maps = [block.maps(config) for block in self.weights.blocks]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
+from causal_qwen.decoder.placement import check_fit
 from causal_qwen.decoder.sampling import Sampling, tokens_so_far
 from causal_qwen.decoder.stopping import RowMonitor, Stop, StopReason, as_conditions
 
@@ -60,7 +61,8 @@ class Generation:
     def new_tokens(self, row: int) -> list[int]:
         """The tokens that were generated in ``row``, without padding."""
         start = self.prompt_length
-        return [int(token) for token in self.sequences[row, start : start + self.lengths[row]]]
+        tokens: list[int] = self.sequences[row, start : start + self.lengths[row]].tolist()
+        return tokens
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
@@ -133,9 +135,9 @@ def generate(
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
     )
-    eos = _eos_tokens(eos_token_id)
+    eos = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id or ())
     conditions = as_conditions(stop)
-    attention_mask = _check_prompt(model, input_ids, attention_mask, max_new_tokens)
+    attention_mask = _check_prompt(model.config, input_ids, attention_mask, max_new_tokens)
     batch, prompt_length = input_ids.shape
     uneven_ends = batch > 1 and bool(eos or conditions)
     pad = _padding(pad_token_id, eos, model.config.vocab_size, uneven_ends=uneven_ends)
@@ -174,52 +176,31 @@ def generate(
 
 
 def _check_prompt(
-    model: Decoder, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
+    config: DecoderConfig, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int
 ) -> Tensor:
     """The attention mask, (B, T) bool; or an error that says what cannot be continued."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    if input_ids.dim() != 2:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (batch, tokens)")
-    if input_ids.numel() == 0:
+    length = check_fit(config, input_ids, attention_mask, None)
+    outside = input_ids[(input_ids < 0) | (input_ids >= config.vocab_size)]
+    if len(outside):
         raise ValueError(
-            f"the prompt is empty (input_ids has shape {tuple(input_ids.shape)}): "
-            "give at least one token per row, such as the beginning-of-text token"
-        )
-    lowest, highest = int(input_ids.min()), int(input_ids.max())
-    if lowest < 0 or highest >= model.config.vocab_size:
-        wrong = lowest if lowest < 0 else highest
-        raise ValueError(
-            f"token id {wrong} is outside the vocabulary of {model.config.vocab_size}: "
+            f"token id {int(outside[0])} is outside the vocabulary of {config.vocab_size}: "
             "use the model's own tokenizer"
         )
-    if attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}: "
-            "they must agree"
-        )
-    attention_mask = attention_mask.bool()
+    attention_mask = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask.bool()
     unfinished = [row for row, last in enumerate(attention_mask[:, -1].tolist()) if not last]
     if unfinished:
         raise ValueError(
             f"rows {unfinished} end in padding: their prompt is empty or padded on the right; pad on the left"
         )
-    needed = input_ids.shape[1] + max_new_tokens - 1
-    context = model.config.max_position_embeddings
-    if needed > context:
+    needed = length + max_new_tokens - 1
+    if needed > config.max_position_embeddings:
         raise ValueError(
-            f"a prompt of {input_ids.shape[1]} tokens and {max_new_tokens} new ones need {needed} positions, "
-            f"the context has {context}: shorten the prompt or lower max_new_tokens"
+            f"a prompt of {length} tokens and {max_new_tokens} new ones need {needed} positions, the context "
+            f"has {config.max_position_embeddings}: shorten the prompt or lower max_new_tokens"
         )
     return attention_mask
-
-
-def _eos_tokens(eos_token_id: int | Sequence[int] | None) -> list[int]:
-    if eos_token_id is None:
-        return []
-    return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
 
 
 def _padding(pad_token_id: int | None, eos: list[int], vocab_size: int, *, uneven_ends: bool) -> int:

@@ -13,29 +13,18 @@ _HEX = "0123456789abcdefABCDEF"
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
 
-# -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)? as states: (state, kind of character) → next state.
-_NUMBER_KIND = {"0": "0", **dict.fromkeys("123456789", "1"), ".": ".", "e": "e", "E": "e", "+": "+", "-": "+"}
+# -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)? as states: state → kind of character → next state.
+_NUMBER_KIND = {**dict.fromkeys("123456789", "1"), **{char: char for char in "0.e+-"}, "E": "e"}
 _NUMBER_NEXT = {
-    ("minus", "0"): "zero",
-    ("minus", "1"): "integer",
-    ("zero", "."): "point",
-    ("zero", "e"): "exponent",
-    ("integer", "0"): "integer",
-    ("integer", "1"): "integer",
-    ("integer", "."): "point",
-    ("integer", "e"): "exponent",
-    ("point", "0"): "fraction",
-    ("point", "1"): "fraction",
-    ("fraction", "0"): "fraction",
-    ("fraction", "1"): "fraction",
-    ("fraction", "e"): "exponent",
-    ("exponent", "0"): "power",
-    ("exponent", "1"): "power",
-    ("exponent", "+"): "sign",
-    ("sign", "0"): "power",
-    ("sign", "1"): "power",
-    ("power", "0"): "power",
-    ("power", "1"): "power",
+    "start": {"-": "minus", "0": "zero", "1": "integer"},
+    "minus": {"0": "zero", "1": "integer"},
+    "zero": {".": "point", "e": "exponent"},
+    "integer": {"0": "integer", "1": "integer", ".": "point", "e": "exponent"},
+    "point": {"0": "fraction", "1": "fraction"},
+    "fraction": {"0": "fraction", "1": "fraction", "e": "exponent"},
+    "exponent": {"0": "power", "1": "power", "+": "sign", "-": "sign"},
+    "sign": {"0": "power", "1": "power"},
+    "power": {"0": "power", "1": "power"},
 }
 _NUMBER_MAY_END = ("zero", "integer", "fraction", "power")
 
@@ -113,9 +102,9 @@ class JsonScanner:
             self._expected = _LITERALS[char][1:]
             self._go("literal")
         else:
-            start = {"-": "minus", "0": "zero", "1": "integer"}
-            self._lexeme = start.get(char if char == "-" else _NUMBER_KIND.get(char, ""), "")
-            self._go("number", when=self._lexeme != "")
+            self._lexeme = "start"
+            self._go("number")
+            self._in_number(char)
 
     def _begin_key(self, char: str) -> None:
         self._is_key = True
@@ -152,7 +141,7 @@ class JsonScanner:
                 self._end_value()
 
     def _in_number(self, char: str) -> None:
-        following = _NUMBER_NEXT.get((self._lexeme, _NUMBER_KIND.get(char, "")))
+        following = _NUMBER_NEXT[self._lexeme].get(_NUMBER_KIND.get(char, ""))
         if following is not None:
             self._lexeme = following
         elif self._lexeme in _NUMBER_MAY_END:

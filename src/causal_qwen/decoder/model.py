@@ -1,6 +1,6 @@
 """A decoder-only transformer, from token ids to the scores of the next token.
 
-Read ``block.py`` first, which has the equations of a layer; here are the places of tokens, the weights of a
+Read ``block.py`` first, which has the equations of a layer, and ``placement.py``; here are the weights of a
 layer, and the model that stacks layers. Parameter names are those of transformers' Qwen2, Qwen3 and Llama
 without the prefix ``model.``, which is all that loading their weights takes. This module does not know files.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,81 +21,9 @@ from causal_qwen.decoder.block import BlockMaps, rms_norm, rope_frequencies, rot
 from causal_qwen.decoder.cache import KVCache, LayerCache
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.generation import Generation, generate
+from causal_qwen.decoder.placement import placement
 
-__all__ = ["CausalLM", "DecoderOutput", "Placement", "check_fit", "placement"]
-
-
-# The places of new tokens, and what they may look at --------------------------------------------------------
-
-
-class Placement(NamedTuple):
-    """The places of new tokens.
-
-    Args:
-        valid: (B, S), False at padding.
-        positions: (B, T), of the rotary angles: they count the real tokens.
-        slots: (T,) of the cache.
-        mask: (B, 1, T, S), True where a token may look.
-    """
-
-    valid: Tensor
-    positions: Tensor
-    slots: Tensor
-    mask: Tensor
-
-
-def placement(
-    config: DecoderConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
-) -> Placement:
-    """The places of new tokens (B, T) behind those in the cache; arguments as in :meth:`CausalLM.forward`.
-
-    Raises:
-        ValueError: As :meth:`CausalLM.forward`.
-    """
-    total = check_fit(config, input_ids, attention_mask, cache)
-    past = 0 if cache is None else cache.length
-    valid = input_ids.new_ones(input_ids.shape[0], total, dtype=torch.bool)  # (B, S)
-    if attention_mask is not None:
-        valid = attention_mask.bool()
-    elif cache is not None:
-        valid[:, :past] = cache.valid[:, :past]
-    positions = (valid.cumsum(-1) - 1).clamp(min=0)[:, past:]  # (B, T)
-    keys = torch.arange(total, device=input_ids.device)  # (S,)
-    slots = keys[past:]  # (T,)
-    # A padded token sees itself, so that no row of the softmax is empty; nobody else sees it.
-    mask = (keys <= slots[:, None]) & valid[:, None, None, :] | (keys == slots[:, None])  # (B, 1, T, S)
-    return Placement(valid, positions, slots, mask)
-
-
-def check_fit(
-    config: DecoderConfig, input_ids: Tensor, attention_mask: Tensor | None, cache: KVCache | None
-) -> int:
-    """The slots in use after these tokens, S; or an error that says what does not fit."""
-    if input_ids.dim() != 2:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (batch, tokens)")
-    batch, new = input_ids.shape
-    if batch == 0 or new == 0:
-        raise ValueError(
-            f"the prompt is empty (input_ids has shape {tuple(input_ids.shape)}): "
-            "give at least one token per row, such as the beginning-of-text token"
-        )
-    total = new if cache is None else cache.length + new
-    context = config.max_position_embeddings
-    if total > context:
-        raise ValueError(f"{total} tokens do not fit the context of {context} positions: shorten the text")
-    if cache is not None and cache.batch != batch:
-        raise ValueError(f"input_ids has {batch} rows, the cache {cache.batch}: they must agree")
-    if cache is not None and total > cache.capacity:
-        raise ValueError(
-            f"{total} tokens do not fit the cache of {cache.capacity} slots: "
-            "start with new_cache(batch, capacity)"
-        )
-    if attention_mask is not None and attention_mask.shape != (batch, total):
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}; it must cover the cached and the "
-            f"new tokens: ({batch}, {total})"
-        )
-    return total
+__all__ = ["CausalLM", "DecoderOutput"]
 
 
 # The weights of a block, by the names of a checkpoint -------------------------------------------------------

@@ -8,9 +8,9 @@ bits are whole numbers with a scale (and a shift, where it helps) per 32 columns
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ __all__ = ["PackedBlock", "PackedWeights", "Precision", "normalise", "pack", "qu
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 BITS = {"int8": 8, "int4": 4}
+MATRICES = ("qkv", "output", "gate_up", "down")  # of a block
 
 
 class PackedBlock(NamedTuple):
@@ -44,6 +45,11 @@ class PackedBlock(NamedTuple):
     gate_up_bias: Tensor | None
     down: Matrix  # (H, F)
     down_bias: Tensor | None
+
+    def widened(self) -> PackedBlock:
+        """The same values in float32."""
+        wide: dict[str, Any] = {name: Matrix(getattr(self, name).dense()) for name in MATRICES}
+        return self._replace(**wide)
 
     def maps(self, config: DecoderConfig) -> BlockMaps:
         """What `run_block` asks for."""
@@ -92,33 +98,15 @@ class PackedWeights:
     @property
     def step_bytes(self) -> int:
         """Bytes that one step has to read: every matrix once, the embedding only as the head."""
-        matrices = [self.head]
-        for block in self.blocks:
-            matrices += [block.qkv, block.output, block.gate_up, block.down]
+        matrices = [self.head, *(getattr(block, name) for block in self.blocks for name in MATRICES)]
         return sum(part.nbytes for matrix in matrices for part in matrix if part is not None)
 
     def widened(self) -> PackedWeights:
         """The same values in float32; what is float32 already is shared."""
-
-        def wide(matrix: Matrix) -> Matrix:
-            return Matrix(matrix.dense())
-
-        embedding = wide(self.embedding)
-        return PackedWeights(
-            embedding=embedding,
-            blocks=tuple(
-                block._replace(
-                    qkv=wide(block.qkv),
-                    output=wide(block.output),
-                    gate_up=wide(block.gate_up),
-                    down=wide(block.down),
-                )
-                for block in self.blocks
-            ),
-            gain=self.gain,
-            shift=self.shift,
-            head=embedding if self.head is self.embedding else wide(self.head),
-        )
+        embedding = Matrix(self.embedding.dense())
+        head = embedding if self.head is self.embedding else Matrix(self.head.dense())
+        blocks = tuple(block.widened() for block in self.blocks)
+        return replace(self, embedding=embedding, blocks=blocks, head=head)
 
 
 def quantise(weight: Tensor, bits: int = 8) -> Matrix:

@@ -11,16 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Sampling",
-    "draw",
-    "greedy",
-    "keep_top_k",
-    "keep_top_p",
-    "penalise_repetition",
-    "scale_by_temperature",
-    "tokens_so_far",
-]
+__all__ = ["Sampling", "keep_top_k", "keep_top_p", "penalise_repetition", "tokens_so_far"]
 
 
 def penalise_repetition(logits: Tensor, past_tokens: Tensor, penalty: float) -> Tensor:
@@ -40,11 +31,6 @@ def tokens_so_far(input_ids: Tensor, attention_mask: Tensor, vocab_size: int) ->
     return counts.scatter_add_(1, input_ids, attention_mask.int()) > 0
 
 
-def scale_by_temperature(logits: Tensor, temperature: float) -> Tensor:
-    """logits / temperature, before the softmax: below 1 sharpens, above 1 flattens."""
-    return logits / temperature
-
-
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """−inf below the k-th largest logit of each row (B, V); ties with it stay."""
     kth = logits.topk(min(k, logits.shape[-1])).values[:, -1:]  # (B, 1)
@@ -60,16 +46,6 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     drop = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
     drop[:, -1] = False
     return logits.masked_fill(drop.scatter(1, order, drop), -torch.inf)
-
-
-def greedy(logits: Tensor) -> Tensor:
-    """The most likely token of each row: (B, V) → (B,)."""
-    return logits.argmax(dim=-1)
-
-
-def draw(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A token of each row from softmax(logits): (B, V) → (B,)."""
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +91,7 @@ class Sampling:
             logits = penalise_repetition(logits, past_tokens, self.repetition_penalty)
         if self.temperature == 0:
             return logits
-        logits = scale_by_temperature(logits, self.temperature)
+        logits = logits / self.temperature  # below 1 sharpens the softmax, above 1 flattens it
         if self.top_k:
             logits = keep_top_k(logits, self.top_k)
         if self.top_p is not None and self.top_p < 1:
@@ -133,4 +109,6 @@ class Sampling:
             generator: Source of randomness; torch's own when None.
         """
         processed = self.process(logits, past_tokens)
-        return greedy(processed) if self.temperature == 0 else draw(processed, generator)
+        if self.temperature == 0:
+            return processed.argmax(dim=-1)
+        return torch.multinomial(processed.softmax(dim=-1), 1, generator=generator).squeeze(1)

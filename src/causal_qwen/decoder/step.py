@@ -6,7 +6,6 @@ This module knows where weights and caches lie, not what is computed from them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.packed import PackedBlock, PackedWeights
 from causal_qwen.kernels.interface import CBlock, CDecoder, CStep
-from causal_qwen.kernels.library import library
 from causal_qwen.kernels.native import native_matrix, pointer
 
 __all__ = ["NativeStep"]
@@ -50,14 +48,6 @@ class NativeStep:
             config.intermediate_size,
             config.norm_eps,
         )
-
-    @classmethod
-    def of(
-        cls, config: DecoderConfig, weights: PackedWeights, tell: Callable[[str], None]
-    ) -> NativeStep | None:
-        """The step, or None where native code cannot be built."""
-        native = library(tell)
-        return None if native is None else cls(config, weights, native)
 
     def __call__(self, x: Tensor, cache: KVCache) -> Tensor:
         """All blocks and the final norm for one new token per row, which takes the cache's next slot.

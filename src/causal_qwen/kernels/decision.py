@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.native import LARGEST_NATIVE, NativeScorer, native_matrix, runs_native
-from causal_qwen.kernels.products import Matrix
+from causal_qwen.kernels.interface import CMatrix, CScores
+from causal_qwen.kernels.library import loaded
+from causal_qwen.kernels.native import pointer
+from causal_qwen.kernels.products import Linear, Matrix
 
-__all__ = ["TokenScorer", "token_scores"]
+__all__ = ["TokenScorer"]
 
 # One thread scores the chosen tokens: they must be few of all.
 FEW_OF = 16
@@ -25,7 +27,7 @@ BLOCK_ROWS = 1024
 ACCELERATOR_BLOCK_ROWS = 1 << 15
 
 
-class TokenScorer:
+class TokenScorer(Linear):
     """loc_S = W loc_U + b + loc_U0 and scale_S = |W| scale_U + balance·mean(scale_U) + scale_U0, of a W that
     stays.
 
@@ -47,26 +49,10 @@ class TokenScorer:
         balance: Tensor | None = None,
         threshold: Tensor | None = None,
     ) -> None:
-        matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
-        self.matrix = matrix._replace(weight=matrix.weight.detach())
-        self.bias, self.balance, self.threshold = (
-            None if part is None else part.detach() for part in (bias, balance, threshold)
+        super().__init__(weight, bias)
+        self.balance, self.threshold = (
+            None if part is None else part.detach() for part in (balance, threshold)
         )
-
-    @functools.cached_property
-    def _native(self) -> NativeScorer | None:
-        if not runs_native(self.matrix.weight, self.matrix.scale):
-            return None
-        vectors = (self.bias, self.balance, self.threshold)
-        bias, *others = (None if part is None else part.float().contiguous() for part in vectors)
-        self._native_bias = bias  # it points there
-        return NativeScorer(native_matrix(*self.matrix, bias), *others)
-
-    def _few(self, loc_U: Tensor) -> NativeScorer | None:
-        """Native code, where it takes these positions; a graph that somebody compiles fuses on its own."""
-        count = loc_U.numel() // loc_U.shape[-1]
-        few = 0 < count <= LARGEST_NATIVE and loc_U.dtype == torch.float32
-        return self._native if few and not torch.compiler.is_compiling() else None
 
     def scores(
         self,
@@ -86,9 +72,10 @@ class TokenScorer:
         Returns:
             (..., V) each, in the dtype of ``loc_U``.
         """
-        if (native := self._few(loc_U)) is not None:
-            loc_S, scale_S = native.scores(*_flat(loc_U, scale_U, loc_U0, scale_U0))
-            return loc_S.view(*loc_U.shape[:-1], -1), scale_S.view(*loc_U.shape[:-1], -1)
+        if (matrix := self.native_for(loc_U)) is not None:
+            loc_S, scale_S = torch.empty(2, *loc_U.shape[:-1], matrix.rows)
+            self._fill(matrix, loc_U, scale_U, loc_U0, scale_U0, loc_S=loc_S, scale_S=scale_S)
+            return loc_S, scale_S
         with torch.no_grad(), torch.autocast(loc_U.device.type, enabled=False):
             flat_loc, flat_scale = (U.detach().reshape(-1, U.shape[-1]) for U in (loc_U, scale_U))  # (N, D)
             shape = (*loc_U.shape[:-1], self.matrix.weight.shape[0])
@@ -113,17 +100,17 @@ class TokenScorer:
         """(loc_S − C)/scale_S, ordered as P(S > C), and its argmax, (..., V) and (...); arguments as for
         `scores`.
         """
-        leading = loc_U.shape[:-1]
-        if (native := self._few(loc_U)) is not None:
-            z_scores, best = native.z_scores(*_flat(loc_U, scale_U, loc_U0, scale_U0))
-            return (z_scores, best) if loc_U.ndim == 2 else (z_scores.view(*leading, -1), best.view(leading))
+        if (matrix := self.native_for(loc_U)) is not None:
+            z_scores, best = _places(matrix, *loc_U.shape[:-1])
+            self._fill(matrix, loc_U, scale_U, loc_U0, scale_U0, z_scores=z_scores, best=best)
+            return z_scores, best
         loc_S, scale_S = self.scores(loc_U, scale_U, loc_U0, scale_U0)
         z_scores = (loc_S if self.threshold is None else loc_S.sub_(self.threshold)).div_(scale_S)
         return z_scores, z_scores.argmax(-1)
 
     def reads_few(self, loc_U: Tensor, k: int) -> bool:
         """Whether `among` can score k tokens of (N, D) causes: natively, by their rows of W only."""
-        return self._few(loc_U) is not None and k <= self.matrix.weight.shape[0] // FEW_OF
+        return self.native_for(loc_U) is not None and k <= self.matrix.weight.shape[0] // FEW_OF
 
     def among(
         self,
@@ -147,34 +134,52 @@ class TokenScorer:
         Returns:
             Scores (N, V), −inf for all others, and their argmax (N,).
         """
-        native = self._native
-        assert native is not None
-        return native.among(logits, k, loc_U, scale_U, loc_U0, scale_U0)
+        matrix = self.native
+        assert matrix is not None
+        scores, best = _places(matrix, len(logits))
+        allowed = (logits.contiguous(), min(k, matrix.rows))
+        self._fill(matrix, loc_U, scale_U, loc_U0, scale_U0, allowed, z_scores=scores, best=best)
+        return scores, best
+
+    @functools.cached_property
+    def _native_terms(self) -> dict[str, Tensor]:
+        terms = {"balance": self.balance, "threshold": self.threshold}
+        return {name: term.float().contiguous() for name, term in terms.items() if term is not None}
+
+    def _fill(
+        self,
+        matrix: CMatrix,
+        loc_U: Tensor,
+        scale_U: Tensor | None,
+        loc_U0: Tensor | None,
+        scale_U0: Tensor | None,
+        allowed: tuple[Tensor, int] | None = None,
+        **outputs: Tensor,
+    ) -> None:
+        """Fill ``outputs``, fields of `CScores`; with ``allowed``, logits and k, for the k largest only."""
+        count, rows, columns = loc_U.numel() // loc_U.shape[-1], matrix.rows, matrix.columns
+        # The structure points into these tensors, which stay until the call returns.
+        causes = [None if part is None else part.reshape(count, -1).contiguous() for part in (loc_U, scale_U)]
+        terms = {"loc_U0": loc_U0, "scale_U0": scale_U0}
+        common = {
+            name: part.float().flatten().contiguous() for name, part in terms.items() if part is not None
+        }
+        scores = CScores(
+            **{name: output.data_ptr() for name, output in outputs.items()},
+            **{name: pointer(term, (rows,)) for name, term in self._native_terms.items()},
+            **{name: pointer(part, (count,)) for name, part in common.items()},
+        )
+        U = [pointer(part, (count, columns)) for part in causes]
+        if allowed is None:
+            loaded().token_scores(matrix, *U, scores, count, torch.get_num_threads())
+        else:
+            logits, k = allowed
+            loaded().token_scores_among(matrix, pointer(logits, (count, rows)), k, *U, scores, count)
 
 
-def token_scores(
-    loc_U: Tensor,
-    scale_U: Tensor,
-    weight: Tensor | Matrix,
-    *,
-    bias: Tensor | None = None,
-    balance: Tensor | None = None,
-    loc_U0: Tensor | None = None,
-    scale_U0: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`TokenScorer.scores` of a W that is used once."""
-    return TokenScorer(weight, bias=bias, balance=balance).scores(loc_U, scale_U, loc_U0, scale_U0)
-
-
-def _flat(
-    loc_U: Tensor, scale_U: Tensor, loc_U0: Tensor | None, scale_U0: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(N, D) twice and (N,) twice."""
-    if loc_U.ndim == 2:
-        return loc_U, scale_U, loc_U0, scale_U0
-    size = loc_U.shape[-1]
-    loc_0, scale_0 = (None if part is None else part.reshape(-1) for part in (loc_U0, scale_U0))
-    return loc_U.reshape(-1, size), scale_U.reshape(-1, size), loc_0, scale_0
+def _places(matrix: CMatrix, *leading: int) -> tuple[Tensor, Tensor]:
+    """Room for scores (..., V) and their argmax (...)."""
+    return torch.empty(*leading, matrix.rows), torch.empty(leading, dtype=torch.int64)
 
 
 def _products(loc_U: Tensor, scale_U: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:

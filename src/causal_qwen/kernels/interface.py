@@ -9,37 +9,25 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_double, c_int64, c_void_p
+from typing import Any
 
 __all__ = ["CAbduction", "CBlock", "CDecoder", "CMatrix", "CScores", "CStep", "declare"]
+
+
+def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
 
 
 class CMatrix(ctypes.Structure):
     """struct Matrix of matrices.h."""
 
-    _fields_ = [
-        ("weight", c_void_p),
-        ("scale", c_void_p),
-        ("shift", c_void_p),
-        ("bias", c_void_p),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("kind", c_int64),
-    ]
+    _fields_ = _fields("weight scale shift bias", c_void_p) + _fields("rows columns kind", c_int64)
 
 
 class CScores(ctypes.Structure):
     """struct Scores of scores.h."""
 
-    _fields_ = [
-        ("loc_S", c_void_p),
-        ("scale_S", c_void_p),
-        ("z_scores", c_void_p),
-        ("best", c_void_p),
-        ("balance", c_void_p),
-        ("threshold", c_void_p),
-        ("loc_U0", c_void_p),
-        ("scale_U0", c_void_p),
-    ]
+    _fields_ = _fields("loc_S scale_S z_scores best balance threshold loc_U0 scale_U0", c_void_p)
 
 
 class CAbduction(ctypes.Structure):
@@ -52,16 +40,8 @@ class CBlock(ctypes.Structure):
     """struct Block of blocks.h."""
 
     _fields_ = [
-        ("attention_gain", c_void_p),
-        ("attention_shift", c_void_p),
-        ("query_gain", c_void_p),
-        ("key_gain", c_void_p),
-        ("mlp_gain", c_void_p),
-        ("mlp_shift", c_void_p),
-        ("qkv", CMatrix),
-        ("output", CMatrix),
-        ("gate_up", CMatrix),
-        ("down", CMatrix),
+        *_fields("attention_gain attention_shift query_gain key_gain mlp_gain mlp_shift", c_void_p),
+        *_fields("qkv output gate_up down", CMatrix),
     ]
 
 
@@ -70,15 +50,8 @@ class CDecoder(ctypes.Structure):
 
     _fields_ = [
         ("blocks", POINTER(CBlock)),
-        ("gain", c_void_p),
-        ("shift", c_void_p),
-        ("frequencies", c_void_p),
-        ("layers", c_int64),
-        ("hidden", c_int64),
-        ("heads", c_int64),
-        ("groups", c_int64),
-        ("width", c_int64),
-        ("inner", c_int64),
+        *_fields("gain shift frequencies", c_void_p),
+        *_fields("layers hidden heads groups width inner", c_int64),
         ("eps", c_double),
     ]
 
@@ -87,35 +60,23 @@ class CStep(ctypes.Structure):
     """struct Step of blocks.h."""
 
     _fields_ = [
-        ("x", c_void_p),
-        ("valid", c_void_p),
-        ("keys", POINTER(c_void_p)),
-        ("values", POINTER(c_void_p)),
-        ("batch", c_int64),
-        ("slots", c_int64),
-        ("capacity", c_int64),
-        ("threads", c_int64),
+        *_fields("x valid", c_void_p),
+        *_fields("keys values", POINTER(c_void_p)),
+        *_fields("batch slots capacity threads", c_int64),
     ]
 
 
 # In the order of structure_sizes in native.cpp.
 STRUCTURES = (CMatrix, CScores, CAbduction, CBlock, CDecoder, CStep)
+MATRIX, SCORES = POINTER(CMatrix), POINTER(CScores)
 # What the functions of native.cpp take; they return nothing.
 SIGNATURES = {
     "structure_sizes": (POINTER(c_int64), c_int64),
-    "matrix_product": (POINTER(CMatrix), c_void_p, c_void_p, c_void_p, c_int64, c_int64),
-    "matrix_widened": (POINTER(CMatrix), c_void_p, c_int64),
+    "matrix_product": (MATRIX, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
+    "matrix_widened": (MATRIX, c_void_p, c_int64),
     "causes": (POINTER(CAbduction), c_void_p, c_void_p, c_void_p, c_int64, c_int64),
-    "token_scores": (POINTER(CMatrix), c_void_p, c_void_p, POINTER(CScores), c_int64, c_int64),
-    "token_scores_among": (
-        POINTER(CMatrix),
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        POINTER(CScores),
-        c_int64,
-    ),
+    "token_scores": (MATRIX, c_void_p, c_void_p, SCORES, c_int64, c_int64),
+    "token_scores_among": (MATRIX, c_void_p, c_int64, c_void_p, c_void_p, SCORES, c_int64),
     "decoder_step": (POINTER(CDecoder), POINTER(CStep)),
 }
 

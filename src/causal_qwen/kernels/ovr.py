@@ -85,14 +85,8 @@ def ovr_sum(scores: Scores, labels: Tensor, importance: Tensor, *, block_size: i
 def choose_blocks(
     num_tokens: int, vocab_size: int, width: int, *, block_size: int | None, device: torch.device
 ) -> tuple[int, int]:
-    """(tokens, rows of W) per block: as large as the cache that they should stay in.
-
-    Args:
-        num_tokens: N.
-        vocab_size: V.
-        width: D.
-        block_size: The rows that the caller wants, or None.
-        device: Where the walk runs.
+    """(tokens, rows of W) per block of N × V scores, as large as the cache that they should stay in; the rows
+    are ``block_size`` unless that is None.
     """
     elements = CPU_BLOCK_ELEMENTS if device.type == "cpu" else ACCELERATOR_BLOCK_ELEMENTS
     tokens = min(num_tokens, elements // ROWS_FOR_MANY_TOKENS)
@@ -118,12 +112,12 @@ class _OvrSum(torch.autograd.Function):
         block_size: int | None,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.wanted = dict(zip(NAMES, ctx.needs_input_grad[4:], strict=True))
+        ctx.needed = dict(zip(NAMES, ctx.needs_input_grad[4:], strict=True))
         ctx.block_size = block_size
         if with_grad:
             ctx.save_for_backward(labels, importance, *tensors)
-        wanted = ctx.wanted if with_grad else dict.fromkeys(NAMES, False)
-        total, ctx.grads = _walk(Scores(*tensors), labels, importance, block_size, wanted)
+        needed = ctx.needed if with_grad else dict.fromkeys(NAMES, False)
+        total, ctx.grads = _walk(Scores(*tensors), labels, importance, block_size, needed)
         return total
 
     @staticmethod
@@ -132,15 +126,15 @@ class _OvrSum(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if grads is None:  # a second backward through a retained graph: the first gave its buffers away
             labels, importance, *tensors = ctx.saved_tensors
-            _, grads = _walk(Scores(*tensors), labels, importance, ctx.block_size, ctx.wanted)
+            _, grads = _walk(Scores(*tensors), labels, importance, ctx.block_size, ctx.needed)
         # In place: the largest of them is as large as W.
         return None, None, None, None, *(grads[name].mul_(grad) if name in grads else None for name in NAMES)
 
 
 def _walk(
-    scores: Scores, labels: Tensor, importance: Tensor, block_size: int | None, wanted: dict[str, bool]
+    scores: Scores, labels: Tensor, importance: Tensor, block_size: int | None, needed: dict[str, bool]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum, and the gradient of each tensor that is wanted."""
+    """The sum, and the gradient of each tensor that needs one."""
     (num_tokens, width), (vocab_size, rank) = scores.X.shape, scores.weight.shape  # D + 2, D
     dtype, device = scores.X.dtype, scores.X.device
     token_step, row_step = choose_blocks(num_tokens, vocab_size, width, block_size=block_size, device=device)
@@ -149,16 +143,16 @@ def _walk(
         stride = -(-width // ALIGNMENT) * ALIGNMENT
         return torch.zeros(rows, stride, dtype=dtype, device=device)[:, :width]
 
-    grads = {name: matrix(num_tokens) for name in ("X", "Y") if wanted[name]}
+    grads = {name: matrix(num_tokens) for name in ("X", "Y") if needed[name]}
     # Every row of these is written once, unless there is no token to write it.
     new = torch.empty_like if num_tokens else torch.zeros_like
-    grads |= {name: new(getattr(scores, name)) for name in ("weight", "offset", "balance") if wanted[name]}
+    grads |= {name: new(getattr(scores, name)) for name in ("weight", "offset", "balance") if needed[name]}
     X, Y = matrix(num_tokens).copy_(scores.X), matrix(num_tokens).copy_(scores.Y)
     R, A, dR, dA = (matrix(row_step) for _ in range(4))
     R[:, rank] = A[:, rank] = 1
     # Without a gradient of W only the last two columns of dR and dA have a use.
-    first_column = 0 if wanted["weight"] else rank
-    by_row = wanted["weight"] or wanted["offset"] or wanted["balance"]
+    first_column = 0 if needed["weight"] else rank
+    by_row = needed["weight"] or needed["offset"] or needed["balance"]
     # Tensors of their own for each shape of block, at most four: views would have their bases compiled in.
     buffers: dict[tuple[int, int], list[Tensor]] = {}
     labels = labels.to(torch.int32)
@@ -179,20 +173,20 @@ def _walk(
             torch.mm(x, R.T, out=G)  # loc_S
             torch.mm(y, A.T, out=H)  # scale_S
             tail_block_(G, H, loss, labels[tokens] - first, importance[block].clone())
-            if wanted["X"]:
+            if needed["X"]:
                 grads["X"][tokens].addmm_(G, R)
-            if wanted["Y"]:
+            if needed["Y"]:
                 grads["Y"][tokens].addmm_(H, A)
             if by_row:
                 for product, slope, cause in ((dR, G, x), (dA, H, y)):
                     used = product[:, first_column:]
                     used.addmm_(slope.T, cause[:, first_column:], beta=0 if start == 0 else 1)
-        if wanted["weight"]:
+        if needed["weight"]:
             slope_W = dR[:, :rank].addcmul_(torch.sign(W, out=absolute), dA[:, :rank])
             grads["weight"][block] = slope_W
-        if wanted["offset"]:
+        if needed["offset"]:
             grads["offset"][block] = dR[:, -1]
-        if wanted["balance"]:
+        if needed["balance"]:
             grads["balance"][block] = dA[:, -1]
     total = torch.zeros((), dtype=torch.float64, device=device)
     for _, _, loss in buffers.values():

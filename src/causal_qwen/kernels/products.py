@@ -1,8 +1,7 @@
 """W x for a few vectors from one read of W, in floats, or in integers of 8 or 4 bits.
 
 A decoding step is bound by reading weights. A library product of one row leaves half of the memory bandwidth
-unused; native code does not, and widens the weights on the way.
-This module knows neither layers nor tokens.
+unused; native code does not, and widens the weights on the way. This module knows neither layers nor tokens.
 """
 
 from __future__ import annotations
@@ -14,14 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.kernels.native import (
-    GROUP,
-    LARGEST_NATIVE,
-    NativeLinear,
-    native_dense,
-    native_matrix,
-    runs_native,
-)
+from causal_qwen.kernels.interface import CMatrix
+from causal_qwen.kernels.library import loaded
+from causal_qwen.kernels.native import GROUP, LARGEST_NATIVE, native_matrix, pointer, runs_native
 
 __all__ = ["Linear", "Matrix", "dense_products"]
 
@@ -68,7 +62,9 @@ class Matrix(NamedTuple):
         if self.scale is None:
             return self.weight if self.weight.dtype == torch.float64 else self.weight.float()
         if runs_native(self.weight, self.scale):
-            return native_dense(native_matrix(*self))
+            values = torch.empty(len(self.weight), self.columns)
+            loaded().matrix_widened(native_matrix(*self), pointer(values), torch.get_num_threads())
+            return values
         places = self.weight.view(torch.int8).unflatten(-1, (-1, 8, 4))  # words of 4 bytes
         levels = places.transpose(-1, -2).flatten(2)  # (V, G, 32), or (V, G/2, 32) pairs
         if levels.shape[1] < self.scale.shape[1]:
@@ -93,37 +89,49 @@ class Linear:
     """W x + b for a W that stays: what native code needs to know of it is looked up once. Without gradients.
 
     Args:
-        matrix: W, (V, D).
+        weight: W, (V, D).
         bias: b, (V,), or None for 0.
     """
 
-    def __init__(self, matrix: Matrix, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor | Matrix, bias: Tensor | None = None) -> None:
+        matrix = weight if isinstance(weight, Matrix) else Matrix(weight)
         self.matrix = matrix._replace(weight=matrix.weight.detach())
         self.bias = None if bias is None else bias.detach()
 
     @functools.cached_property
-    def _native(self) -> NativeLinear | None:
+    def native(self) -> CMatrix | None:
+        """W and b for native code, where it can read them."""
         if not runs_native(self.matrix.weight, self.matrix.scale):
             return None
         self._native_bias = None if self.bias is None else self.bias.float().contiguous()  # it points there
-        return NativeLinear(native_matrix(*self.matrix, self._native_bias))
+        return native_matrix(*self.matrix, self._native_bias)
 
-    def _few(self, x: Tensor) -> NativeLinear | None:
-        """W for native code, where it takes these vectors."""
-        few = 0 < x.shape[0] <= LARGEST_NATIVE and x.dtype == torch.float32
-        return self._native if few and not torch.compiler.is_compiling() else None
+    def native_for(self, x: Tensor) -> CMatrix | None:
+        """`native` where it takes these vectors (..., D); a graph that somebody compiles fuses on its own."""
+        few = 0 < x.numel() // x.shape[-1] <= LARGEST_NATIVE and x.dtype == torch.float32
+        return self.native if few and not torch.compiler.is_compiling() else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D), float32 or float64 → (N, V) in its dtype, by whichever form is fast here."""
-        if (native := self._few(x)) is not None:
-            return native(x)
+        if (matrix := self.native_for(x)) is not None:
+            return _native_product(matrix, x)
         with torch.no_grad():
             y = dense_products(x, self.matrix)
             return y if self.bias is None else y.add_(self.bias)
 
     def best(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """W x + b and its argmax, (N, V) and (N,)."""
-        if (native := self._few(x)) is not None:
-            return native.best(x)
+        if (matrix := self.native_for(x)) is not None:
+            best = torch.empty(x.shape[0], dtype=torch.int64)
+            return _native_product(matrix, x, best), best
         y = self(x)
         return y, y.argmax(-1)
+
+
+def _native_product(matrix: CMatrix, x: Tensor, best: Tensor | None = None) -> Tensor:
+    """W x + b, (N, V), and in ``best`` its argmax."""
+    x, count = x.contiguous(), x.shape[0]
+    y = torch.empty(count, matrix.rows)
+    places = (pointer(x, (count, matrix.columns)), pointer(y), pointer(best, dtype=torch.int64))
+    loaded().matrix_product(matrix, *places, count, torch.get_num_threads())
+    return y
