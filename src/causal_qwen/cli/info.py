@@ -36,9 +36,9 @@ def describe(directory: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(
             f"{directory}: no config.json; give a directory that `causal-qwen convert` wrote"
         ) from None
-    if config.get("model_type") != "causal_qwen2":
+    if not str(config.get("model_type")).startswith("causal_"):
         raise ValueError(
-            f"{directory}: model_type is {config.get('model_type')!r}, not 'causal_qwen2'; convert it first"
+            f"{directory}: model_type is {config.get('model_type')!r}, which is not causal; convert it first"
         )
     sizes: dict[str, int] = {}
     for file in sorted(directory.glob("*.safetensors")):

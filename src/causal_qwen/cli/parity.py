@@ -33,14 +33,13 @@ def command(
     sample = text.read_text(encoding="utf-8") if text else None
     note(f"measuring {model} against its base …")
     quiet_libraries()
-    from causal_qwen.conversion import bundled_text, convert, load_base, measure_parity
-    from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
+    from causal_qwen.conversion import bundled_text, convert, load_base, load_model, measure_parity
 
     report_file = Path(model) / "conversion.json"
     if report_file.is_file():
         source = base or json.loads(report_file.read_text(encoding="utf-8"))["source"]
         base_model = load_base(source, dtype=dtype)
-        causal = CausalQwen2ForCausalLM.from_pretrained(model, dtype=base_model.model.dtype).eval()
+        causal, _ = load_model(model, dtype=base_model.model.dtype)
     else:
         base_model = load_base(model, dtype=dtype)
         causal = convert(base_model, calibration=calibration, seed=seed).model

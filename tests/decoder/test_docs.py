@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-PAGE = Path(__file__).parents[1] / "docs" / "howto" / "decoder.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "decoder.md"
 
 
 def test_the_code_of_the_page_runs():

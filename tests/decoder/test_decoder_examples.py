@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = {
     "decoder_cache_memory": ([], "2048.0 MiB"),  # Llama 7B at 4,096 tokens: 2 GiB
     "decoder_greedy_and_sampling": (["--model", "tiny", "--tokens", "8"], "temperature 1, top-p 0.9: "),

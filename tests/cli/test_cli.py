@@ -75,7 +75,7 @@ def test_info_of_a_plain_checkpoint_says_what_to_do(base_directory, capsys, monk
     monkeypatch.setattr("sys.argv", ["causal-qwen", "info", str(base_directory)])
     with pytest.raises(SystemExit):
         main()
-    assert "'qwen2', not 'causal_qwen2'; convert it first" in capsys.readouterr().err
+    assert "'qwen2', which is not causal; convert it first" in capsys.readouterr().err
 
 
 def test_an_existing_output_is_refused_and_kept(base_directory, converted):
