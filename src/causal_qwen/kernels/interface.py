@@ -13,33 +13,24 @@ from ctypes import POINTER, c_double, c_int64, c_void_p
 __all__ = ["CAbduction", "CBlock", "CDecoder", "CMatrix", "CScores", "CStep", "declare"]
 
 
+def _pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_void_p) for name in names]
+
+
+def _integers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_int64) for name in names]
+
+
 class CMatrix(ctypes.Structure):
     """struct Matrix of matrices.h."""
 
-    _fields_ = [
-        ("weight", c_void_p),
-        ("scale", c_void_p),
-        ("shift", c_void_p),
-        ("bias", c_void_p),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("kind", c_int64),
-    ]
+    _fields_ = [*_pointers("weight", "scale", "shift", "bias"), *_integers("rows", "columns", "kind")]
 
 
 class CScores(ctypes.Structure):
     """struct Scores of scores.h."""
 
-    _fields_ = [
-        ("loc_S", c_void_p),
-        ("scale_S", c_void_p),
-        ("z_scores", c_void_p),
-        ("best", c_void_p),
-        ("balance", c_void_p),
-        ("threshold", c_void_p),
-        ("loc_U0", c_void_p),
-        ("scale_U0", c_void_p),
-    ]
+    _fields_ = _pointers("loc_S", "scale_S", "z_scores", "best", "balance", "threshold", "loc_U0", "scale_U0")
 
 
 class CAbduction(ctypes.Structure):
@@ -52,16 +43,8 @@ class CBlock(ctypes.Structure):
     """struct Block of blocks.h."""
 
     _fields_ = [
-        ("attention_gain", c_void_p),
-        ("attention_shift", c_void_p),
-        ("query_gain", c_void_p),
-        ("key_gain", c_void_p),
-        ("mlp_gain", c_void_p),
-        ("mlp_shift", c_void_p),
-        ("qkv", CMatrix),
-        ("output", CMatrix),
-        ("gate_up", CMatrix),
-        ("down", CMatrix),
+        *_pointers("attention_gain", "attention_shift", "query_gain", "key_gain", "mlp_gain", "mlp_shift"),
+        *((name, CMatrix) for name in ("qkv", "output", "gate_up", "down")),
     ]
 
 
@@ -70,15 +53,8 @@ class CDecoder(ctypes.Structure):
 
     _fields_ = [
         ("blocks", POINTER(CBlock)),
-        ("gain", c_void_p),
-        ("shift", c_void_p),
-        ("frequencies", c_void_p),
-        ("layers", c_int64),
-        ("hidden", c_int64),
-        ("heads", c_int64),
-        ("groups", c_int64),
-        ("width", c_int64),
-        ("inner", c_int64),
+        *_pointers("gain", "shift", "frequencies"),
+        *_integers("layers", "hidden", "heads", "groups", "width", "inner"),
         ("eps", c_double),
     ]
 
@@ -87,14 +63,9 @@ class CStep(ctypes.Structure):
     """struct Step of blocks.h."""
 
     _fields_ = [
-        ("x", c_void_p),
-        ("valid", c_void_p),
-        ("keys", POINTER(c_void_p)),
-        ("values", POINTER(c_void_p)),
-        ("batch", c_int64),
-        ("slots", c_int64),
-        ("capacity", c_int64),
-        ("threads", c_int64),
+        *_pointers("x", "valid"),
+        *((name, POINTER(c_void_p)) for name in ("keys", "values")),
+        *_integers("batch", "slots", "capacity", "threads"),
     ]
 
 

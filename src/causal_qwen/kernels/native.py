@@ -1,7 +1,7 @@
 """Calls of the native code: products, causes and token scores of a few vectors, from tensors.
 
-Native code trusts what it is given, so tensors are checked here. This module knows neither layers nor tokens,
-nor how the library is built; `library` must have given one before anything but `runs_native` is called.
+Native code trusts its arguments, so tensors are checked here; where `runs_native` is False, nothing else here
+runs. This module knows neither layers nor tokens, nor how the library is built.
 """
 
 from __future__ import annotations
