@@ -95,7 +95,7 @@ class Engine:
         return cls(config, pack(config, tensors, precision=precision), native=native, tell=tell)
 
     def new_cache(self, batch: int, capacity: int | None = None) -> KVCache:
-        """An empty cache; ``capacity`` is the whole context unless given."""
+        """An empty cache; ``capacity`` is the whole context when None."""
         capacity = self.config.max_position_embeddings if capacity is None else capacity
         with torch.inference_mode(False):  # it is written outside of inference mode, too
             return KVCache(self.config, batch=batch, capacity=capacity)

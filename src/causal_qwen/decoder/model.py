@@ -176,7 +176,7 @@ class CausalLM(nn.Module):
             attention_mask: (B, past + T), 1 at tokens and 0 at padding. Positions count the ones, so padding
                 on the left leaves a row's logits as they are without it. None: the new tokens are all real.
             past_key_values: The cache of the tokens before; it is written in place.
-            use_cache: Start a cache with room for the whole context when none is given.
+            use_cache: Start a cache with room for the whole context where there is none.
             last_only: Score only the last position, which is all that generation needs.
 
         Raises:
@@ -233,7 +233,7 @@ class CausalLM(nn.Module):
         return F.linear(hidden, weight)
 
     def new_cache(self, batch: int, capacity: int | None = None) -> KVCache:
-        """An empty cache of this model's dtype and device; ``capacity`` is the whole context unless given."""
+        """An empty cache of this model's dtype and device; ``capacity`` is the whole context when None."""
         weight = self.embed_tokens.weight
         capacity = self.config.max_position_embeddings if capacity is None else capacity
         return KVCache(self.config, batch=batch, capacity=capacity, dtype=weight.dtype, device=weight.device)

@@ -54,9 +54,14 @@ def library(tell: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
 
 
 def loaded() -> ctypes.CDLL:
-    """The library, where `library` has already given one."""
-    native = _loaded[0]
-    assert native is not None
+    """The library, where there is one.
+
+    Raises:
+        RuntimeError: If there is none.
+    """
+    native = library()
+    if native is None:
+        raise RuntimeError("native code is switched off or cannot be built here: ask runs_native() first")
     return native
 
 
