@@ -21,7 +21,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="causal-qwen",
-    help="Causal language models from Qwen2 checkpoints: exact on day one, numbers as numbers.",
+    help="Causal language models from Qwen2 and Qwen3 checkpoints: exact on day one, numbers as numbers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -69,7 +69,7 @@ def options(
         False, "--version", is_eager=True, callback=_print_version, help="Print the version."
     ),
 ) -> None:
-    """Causal language models from Qwen2 checkpoints."""
+    """Causal language models from Qwen2 and Qwen3 checkpoints."""
     QUIET.set(quiet)
 
 
