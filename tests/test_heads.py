@@ -46,10 +46,23 @@ def test_scores_follow_the_linear_law(action, causes):
     some = action.scores(U, U0, W, rows)
     torch.testing.assert_close(some.loc, S.loc[:, rows])
     torch.testing.assert_close(some.scale, S.scale[:, rows])
-    torch.testing.assert_close(action.z_scores(some, rows), action.z_scores(S)[:, rows])
 
 
-def test_standing_orders_tokens_as_their_probability(action, causes):
+def test_the_fused_scores_are_the_reference_and_carry_no_gradient(action, causes):
+    U, U0 = causes
+    W = torch.randn(V, D, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    with torch.no_grad():
+        oracle, fused = (action.scores(U, U0, W, impl=impl) for impl in ("reference", "fused"))
+    torch.testing.assert_close(fused.loc, oracle.loc, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fused.scale, oracle.scale, rtol=1e-5, atol=1e-5)
+    with_gradient = action.scores(U, U0, W)
+    assert torch.equal(with_gradient.loc, oracle.loc), "the oracle is the same with and without gradients"
+    assert torch.equal(with_gradient.scale, oracle.scale)
+    with pytest.raises(ValueError, match="impl='fused' gives no gradients"):
+        action.scores(U, U0, W, impl="fused")
+
+
+def test_z_scores_order_tokens_as_their_probability(action, causes):
     S = action.scores(*causes, torch.randn(V, D))
     prob = Cauchy(S.loc.double(), S.scale.double()).sf(action.threshold.double())
     assert torch.equal(action.z_scores(S).double().argsort(-1), prob.argsort(-1))
