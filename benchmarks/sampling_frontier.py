@@ -43,12 +43,13 @@ PROMPTS = (
 ROWS = 52  # continuations that are generated together
 JUNK = 1e-5  # probability under the base below which a token is junk
 FAR = 5.0  # nats per token beyond which a setting is left out of the picture
-FAMILIES = {
-    "softmax": "tab:gray",
-    "causal rho": "tab:blue",
-    "causal T": "tab:green",
-    "causal floor": "tab:orange",
+FAMILIES = {  # colour, and the side of a point on which its name stands
+    "softmax": ("tab:gray", "right"),
+    "causal rho": ("tab:blue", "below"),
+    "causal T": ("tab:green", "left"),
+    "causal floor": ("tab:orange", "right"),
 }
+SIDES = {"right": ((6, 5), "left"), "below": ((-6, -12), "right"), "left": ((-6, 5), "right")}
 SOFTMAX = {"inference_mode": "compatible", "do_sample": True, "top_k": 0}
 CAUSAL = {"inference_mode": "causal", "persistence": 0.2, "top_k": 0}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -155,7 +156,8 @@ def draw(record: Record, file: Path) -> None:
     axes = figure.subplots()
     # What is far off would squeeze all others into a corner; it is named instead.
     far = {name: point for name, point in record.figures.items() if point["nats"] > FAR}
-    for family, colour in FAMILIES.items():
+    for family, (colour, side) in FAMILIES.items():
+        offset, alignment = SIDES[side]
         points = {
             name: record.figures[name] for name in SETTINGS if name.startswith(family) and name not in far
         }
@@ -170,7 +172,7 @@ def draw(record: Record, file: Path) -> None:
         for name, point in points.items():
             label = name.removeprefix("softmax ").removeprefix("causal ")
             place = (point["distinct"], point["nats"])
-            axes.annotate(label, place, xytext=(6, 5), textcoords="offset points", fontsize=8)
+            axes.annotate(label, place, xytext=offset, textcoords="offset points", ha=alignment, fontsize=8)
     axes.set(xlabel="distinct tokens per continuation", ylabel="nats per token under the base")
     axes.set_title("Fidelity against diversity: lower and further right is better")
     if far:
