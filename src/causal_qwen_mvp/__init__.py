@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen import __version__
+from causal_qwen.conversion import convert
 from causal_qwen_mvp.inference import CausalInferenceEngine, InferenceValidator
 from causal_qwen_mvp.models import (
     AbductionNetwork,
@@ -74,8 +75,6 @@ def create_mvp_model(
                 f"{name} cannot be changed after conversion (these can: {', '.join(CHANGEABLE)}); for "
                 "start make CausalQwenMVPForCausalLM(CausalQwen2Config(...)) and copy_pretrained_weights"
             )
-    from causal_qwen.conversion import convert
-
     return CausalQwenMVPForCausalLM.from_modern(convert(model_name_or_path).model, **config_kwargs)
 
 

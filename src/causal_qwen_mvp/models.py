@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 from transformers.utils import can_return_tuple
 
+from causal_qwen.conversion import load_base
 from causal_qwen.generation import Inferencer
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.outputs import CausalLMOutput
@@ -198,8 +199,6 @@ class CausalQwenMVPForCausalLM(CausalQwen2ForCausalLM):
         """
         source = qwen_model_path_or_model
         if isinstance(source, str | Path):
-            from causal_qwen.conversion import load_base
-
             source = load_base(source).model
         mine, theirs = self.state_dict(), source.state_dict()
         for name, tensor in theirs.items():

@@ -14,7 +14,7 @@ from causal_qwen.generation.decisions import Decision, InferenceMode
 from causal_qwen.generation.loop import Inference, Texts, steps
 from causal_qwen.generation.native import NativeStepper
 from causal_qwen.generation.protocol import CausalModel
-from causal_qwen.generation.settings import resolve
+from causal_qwen.generation.settings import hides_num, resolve
 from causal_qwen.generation.stepping import Stepper, TransformersStepper
 from causal_qwen.individual import Individuals, one_per_row
 
@@ -62,7 +62,7 @@ class Inferencer:
             "mode": mode,
             "do_sample": do_sample or mode == "causal",
             "temperature": temperature,
-            "hide_num": mode == "compatible" and not model.writes_numbers,
+            "hide_num": hides_num(model, mode),
         }
 
     def infer(

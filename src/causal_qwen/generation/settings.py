@@ -22,7 +22,7 @@ from causal_qwen.generation.decisions import Decision, InferenceMode
 from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.individual import Individuals, one_per_row
 
-__all__ = ["plan", "resolve"]
+__all__ = ["hides_num", "plan", "resolve"]
 
 LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
@@ -55,6 +55,11 @@ def resolve(model: CausalModel, generation_config: GenerationConfig | None = Non
     if mode not in get_args(InferenceMode):
         raise ValueError(f"inference_mode is {mode!r}; choose one of {', '.join(get_args(InferenceMode))}")
     return settings
+
+
+def hides_num(model: CausalModel, mode: InferenceMode) -> bool:
+    """Whether a <NUM> row that conversion added takes no part: nobody has trained it, and Qwen decides."""
+    return mode == "compatible" and not model.writes_numbers
 
 
 def plan(
@@ -99,8 +104,7 @@ def plan(
             raise ValueError(
                 "inference_mode='compatible' samples tokens, not individuals; seed it with torch.manual_seed"
             )
-        # A <NUM> that nobody has trained is not there: the vocabulary is the base's.
-        kwargs["hide_num_token"] = hide_num = not model.writes_numbers
+        kwargs["hide_num_token"] = hide_num = hides_num(model, mode)
         plain = normalisation == "softmax" and not (own_loop or config.return_dict_in_generate)
         if method not in LOOPED or (plain and hide_num):
             if not hide_num:
