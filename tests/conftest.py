@@ -90,6 +90,14 @@ def tiny_causal(**overrides):
     return model
 
 
+def gradients(model, **inputs):
+    """Of every parameter, by the loss of a labelled batch."""
+    model.zero_grad()
+    labels = inputs["labels"]
+    model(labels.clamp(min=0), **inputs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 @pytest.fixture
 def tokenizer():
     return tiny_tokenizer()
