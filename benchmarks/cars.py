@@ -275,7 +275,7 @@ def headlines(record: Record) -> list[tuple[str, str]]:
     predictions = sum(run["test_rows"] for run in runs)
     return [
         (
-            f"fuel economy of unseen cars, {len(runs)} splits, median error: {who}",
+            f"fuel economy of unseen cars, {len(runs)} split{'s' * (len(runs) > 1)}, median error: {who}",
             f"{errors} miles per gallon",
         ),
         (
