@@ -98,6 +98,15 @@ def gradients(model, **inputs):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Tiny matrices gain nothing from a second thread and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def tokenizer():
     return tiny_tokenizer()

@@ -7,14 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from causal_qwen import decoder
 from causal_qwen.decoder import (
@@ -27,37 +19,10 @@ from causal_qwen.decoder import (
     pad_left,
 )
 from causal_qwen.decoder.block import rope_frequencies
+from decoder_references import FAMILIES, reference
 
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
+pytestmark = pytest.mark.usefixtures("one_thread")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny matrices gain nothing from a second thread and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def reference(family, **changes):
-    """A tiny transformers model whose every parameter is random, biases and norms included."""
-    torch.manual_seed(0)
-    config_class, model_class = FAMILIES[family]
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    rope = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
-    width = {"head_dim": 16} if family == "qwen3" else {}  # twice hidden_size / num_attention_heads
-    model = model_class(config_class(**(sizes | heads | rope | width | changes))).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(std=0.2).add_(1.0 if "norm" in name else 0.0)
-    return model
 
 
 def tokens(*shape, seed=1):

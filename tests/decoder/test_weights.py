@@ -6,47 +6,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
+import decoder_references
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM
 from causal_qwen.decoder import from_hf, load_directory
+from decoder_references import FAMILIES
 
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
+pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[1, 5, 2, 40, 7]])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tiny matrices gain nothing from a second thread and lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+SMALL = {
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"},
+}
 
 
 def reference(family="qwen2", **changes):
-    torch.manual_seed(0)
-    config_class, model_class = FAMILIES[family]
-    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    rope = {"rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}}
-    width = {"head_dim": 16} if family == "qwen3" else {}  # twice hidden_size / num_attention_heads
-    model = model_class(config_class(**(sizes | heads | rope | width | changes))).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(std=0.2).add_(1.0 if "norm" in name else 0.0)
-    return model
+    return decoder_references.reference(family, **(SMALL | changes))
 
 
 @pytest.fixture
