@@ -98,6 +98,21 @@ def gradients(model, **inputs):
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def number_batches(count=6, rows=8, length=10, seed=0, **extra):
+    """Random ids with a number at the end of each row, and noise in between."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(count):
+        ids = torch.randint(0, 256, (rows, length), generator=generator)
+        ids[:, -1] = ids[:, 3] = 258
+        values = torch.where(ids == 258, torch.randn(rows, length, generator=generator).double() * 100, 0.0)
+        labels = ids.clone()
+        labels[:, :5] = -100
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "numeric_values": values}
+        batches.append(batch | {"labels": labels} | extra)
+    return batches
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Tiny matrices gain nothing from a second thread and lose much on a busy machine."""

@@ -13,26 +13,11 @@ from causal_qwen import Cauchy, CausalQwen2Config, CausalQwen2ForCausalLM
 from causal_qwen.calibration import fit_conformal
 from causal_qwen.calibration.conformal import FEWEST_SCORES, MOST_SCORES, keep_scores, standardised_residuals
 from causal_qwen.intervals import interval, multiple
-from conftest import tiny_causal
+from conftest import number_batches, tiny_causal
 
 LEVELS = st.floats(1e-6, 1 - 1e-6)
 SCORES = st.lists(st.floats(0, 1e6), min_size=1, max_size=60).map(sorted)
 NUM = 258
-
-
-def number_batches(count=6, rows=8, length=10, seed=0, **extra):
-    """Random ids with a number at the end of each row, and noise in between."""
-    generator = torch.Generator().manual_seed(seed)
-    batches = []
-    for _ in range(count):
-        ids = torch.randint(0, 256, (rows, length), generator=generator)
-        ids[:, -1] = ids[:, 3] = NUM
-        values = torch.where(ids == NUM, torch.randn(rows, length, generator=generator).double() * 100, 0.0)
-        labels = ids.clone()
-        labels[:, :5] = -100
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "numeric_values": values}
-        batches.append(batch | {"labels": labels} | extra)
-    return batches
 
 
 # ---- the map

@@ -6,13 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_conformal import number_batches
 
 from causal_qwen.calibration import fit_conformal
 from causal_qwen.data import BadRow, BadRows, Collator, Encoder, Reading
 from causal_qwen.evaluation import evaluate, run_evaluation
 from causal_qwen.heads import exact
-from conftest import tiny_causal, tiny_processor
+from conftest import number_batches, tiny_causal, tiny_processor
 
 CAUSES = [f"dist/U_{law}_{name}" for law in ("loc", "scale") for name in ("mean", "median", "std", "iqr")]
 NAMES = [

@@ -270,7 +270,10 @@ def report(
             "intervals hold the truth.",
             page.picture(
                 plots.picture(
-                    plots.draw_predictions, cars.truth, cars.median, cars.lower, cars.upper, cars.level
+                    plots.draw_predictions,
+                    *(cars.truth, cars.median, cars.lower, cars.upper),
+                    cars.level,
+                    "miles per gallon",
                 ),
                 alt="predicted against true fuel economy",
             ),

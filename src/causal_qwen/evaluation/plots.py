@@ -81,12 +81,13 @@ def draw_coverage(axes: Axes, result: Evaluation) -> None:
 
 
 def draw_predictions(
-    axes: Axes, values: Tensor, predicted: Tensor, lower: Tensor, upper: Tensor, level: float
+    axes: Axes, values: Tensor, predicted: Tensor, lower: Tensor, upper: Tensor, level: float, unit: str = ""
 ) -> None:
     """Predictions with intervals against the truth; at most 300, evenly spread over the true values.
 
     Tensors are (M,): true numbers, point predictions, and the ends of the intervals of probability ``level``.
     """
+    of_unit = f", {unit}" if unit else ""
     order = values.argsort()
     step = max(len(order) / MOST_POINTS, 1.0)
     shown = order[(torch.arange(min(len(order), MOST_POINTS)) * step).long()]
@@ -111,5 +112,5 @@ def draw_predictions(
         # A few wide intervals must not hide the rest.
         low, high = metrics.quantile(lower, 0.05), metrics.quantile(upper, 0.95)
         axes.set_ylim(max(min(low, ends[0]), ends[0] - 2 * span), min(max(high, ends[1]), ends[1] + 2 * span))
-    axes.set(xlabel="number", ylabel="prediction", title="Predictions")
+    axes.set(xlabel=f"truth{of_unit}", ylabel=f"prediction{of_unit}", title="Predictions")
     axes.legend(loc="upper left", frameon=False, fontsize=8)
