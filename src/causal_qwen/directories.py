@@ -60,8 +60,8 @@ def check_space(target: Path, needed: int) -> None:
     free = shutil.disk_usage(_standing(target)).free
     if free < needed:
         raise OSError(
-            f"{target}: not enough space, {_readable(free)} are free and about {_readable(needed)} are needed; "
-            "make room, or choose a place on another disk"
+            f"{target}: not enough space, {_readable(free)} are free and about {_readable(needed)} "
+            "are needed; make room, or choose a place on another disk"
         )
 
 

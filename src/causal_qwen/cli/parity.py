@@ -33,8 +33,16 @@ def command(
     sample = text.read_text(encoding="utf-8") if text else None
     note(f"measuring {model} against its base …")
     quiet_libraries()
-    from causal_qwen.conversion import bundled_text, convert, load_base, load_model, measure_parity
+    from causal_qwen.conversion import (
+        bundled_text,
+        check_device,
+        convert,
+        load_base,
+        load_model,
+        measure_parity,
+    )
 
+    check_device(device)
     report_file = Path(model) / "conversion.json"
     if report_file.is_file():
         source = base or json.loads(report_file.read_text(encoding="utf-8"))["source"]

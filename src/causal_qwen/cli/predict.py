@@ -11,7 +11,9 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.models import load
+from causal_qwen.directories import check_output_file
 
 
 def command(
@@ -34,8 +36,7 @@ def command(
     as_json: shared.AsJson = False,
 ) -> None:
     """Predict the number that comes next in each row, with an interval; an interrupted run is continued."""
-    if output.exists() and not overwrite:
-        raise ValueError(f"{output} exists; choose another file, or allow --overwrite")
+    check_output_file(output, overwrite=overwrite)
     quiet_libraries()
     from tqdm import tqdm
 
@@ -61,6 +62,9 @@ def command(
         loaded, processor = load(model, device=device, dtype=dtype)
         if not raw and loaded.config.conformal_scores is None:
             note("this model carries no calibration of its intervals: they are those of the Cauchy law")
+        on_interruption(
+            lambda: f"{table.partial} keeps {table.count} rows; the same command goes on behind them"
+        )
         if table.done:
             note(f"continuing behind row {table.done - 1}")
         predictions = predict(

@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table
+from causal_qwen.directories import check_output_file
 
 
 def command(
@@ -22,6 +23,8 @@ def command(
     as_json: shared.AsJson = False,
 ) -> None:
     """Train the causal engine on synthetic features: convergence, recovery, and what outliers do."""
+    if not no_plot:
+        check_output_file(plot)
     from causal_qwen.simulation import simulate
     from causal_qwen.simulation.plot import draw_simulation
 

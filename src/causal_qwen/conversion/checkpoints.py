@@ -1,8 +1,8 @@
 """Checkpoints: where a source is, and whether its configuration and its weights fit, before any are loaded.
 
 A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of a family of
-`FAMILIES`, base or causal, or of Llama architecture. Only JSON and the headers of weights are read here; nothing is
-ever unpickled, and no code that came with a checkpoint runs.
+`FAMILIES`, base or causal, or of Llama architecture. Only JSON and the headers of weights are read here;
+nothing is ever unpickled, and no code that came with a checkpoint runs.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ def _architecture(source: str, config: dict[str, Any]) -> type[PreTrainedModel]:
     classes: dict[str, type[PreTrainedModel]] = ARCHITECTURES | CAUSAL
     if not isinstance(model_type, str) or model_type not in classes:
         raise ConversionError(
-            f"{source}: architecture {model_type!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{source}: architecture {model_type!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
     return classes[model_type]
 
@@ -258,8 +259,9 @@ def _weight_files(directory: Path, source: str) -> list[Path]:
     pickles = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if pickles:
         raise ConversionError(
-            f"{source}: the weights are pickled ({pickles[0]}), and nothing is unpickled here; if you trust them, "
-            "save them as safetensors: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+            f"{source}: the weights are pickled ({pickles[0]}), and nothing is unpickled here; "
+            "if you trust them, save them as safetensors where they may be: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
         )
     raise ConversionError(f"{source}: no weights; {WEIGHTS} is missing")
 
@@ -270,8 +272,8 @@ def _shapes(
     """The tensors that a configuration implies: of a model without memory. Tied ones are left out."""
     if config.num_hidden_layers > count:
         raise ConversionError(
-            f"{source}: incomplete checkpoint, config.json says {config.num_hidden_layers} layers and the weights "
-            f"are {count} tensors; fetch both from the same place"
+            f"{source}: incomplete checkpoint, config.json says {config.num_hidden_layers} layers "
+            f"and the weights are {count} tensors; fetch both from the same place"
         )
     with torch.device("meta"):
         model: Any = guarded(source, lambda: architecture(config))
@@ -324,7 +326,8 @@ def _gguf_config(source: str, header: GGUFHeader) -> dict[str, Any]:
             raise ConversionError(f"{source}: this GGUF file gives no {name} ({value!r}); fetch another one")
     if config["num_hidden_layers"] > len(header.tensors):
         raise ConversionError(
-            f"{source}: incomplete checkpoint, {config['num_hidden_layers']} layers in {len(header.tensors)} tensors"
+            f"{source}: incomplete checkpoint, {config['num_hidden_layers']} layers "
+            f"in {len(header.tensors)} tensors; fetch it again"
         )
     config["head_dim"] = header.size("attention.key_length") or config["hidden_size"] // heads
     config["rope_theta"] = header.size("rope.freq_base") or 10_000.0

@@ -1,7 +1,7 @@
 """Base checkpoints: how each becomes a plain model of a family with its tokenizer.
 
-Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero. Where a
-source is and whether it is whole is `checkpoints`' business.
+Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero. Where
+a source is and whether it is whole is `checkpoints`' business.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
     """
     if not any(all((directory / name).is_file() for name in names) for names in TOKENIZERS):
         raise ConversionError(
-            f"{source}: no tokenizer there (tokenizer.json, or vocab.json and merges.txt); copy it from the base"
+            f"{source}: no tokenizer there (tokenizer.json, or vocab.json and merges.txt); "
+            "copy it from the base"
         )
     files = [name for name in ("tokenizer.json", "tokenizer_config.json") if (directory / name).is_file()]
     for name in files:

@@ -8,10 +8,20 @@ from pathlib import Path
 
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
-__all__ = ["STAGING", "clear_debris", "flush_to_disk", "last_checkpoint", "publish", "rotate"]
+__all__ = [
+    "BAD_BATCH",
+    "STAGING",
+    "clear_debris",
+    "flush_to_disk",
+    "last_checkpoint",
+    "leave_workspace",
+    "publish",
+    "rotate",
+]
 
 STAGING = ".staging"
 GONE = ".gone-"
+BAD_BATCH = "bad-batch"
 
 
 def flush_to_disk(directory: Path) -> None:
@@ -58,6 +68,14 @@ def last_checkpoint(directory: Path) -> Path | None:
     """The checkpoint with the most steps, if there is one."""
     checkpoint = get_last_checkpoint(directory) if directory.is_dir() else None
     return Path(checkpoint) if checkpoint else None
+
+
+def leave_workspace(workspace: Path) -> None:
+    """After a run that did not end: keep whole checkpoints and batches that broke it, and nothing else."""
+    checkpoints = workspace / "checkpoints"
+    clear_debris(checkpoints)
+    if last_checkpoint(checkpoints) is None and not any(checkpoints.glob(f"{BAD_BATCH}*")):
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def clear_debris(directory: Path) -> None:

@@ -24,13 +24,15 @@ from causal_qwen.calibration import (
     wake_numbers,
 )
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory, write_file
 from causal_qwen.data import Collator, Encoded, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
+from causal_qwen.directories import check_output_directory
 from causal_qwen.evaluation import evaluate
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.card import model_card
-from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint
+from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint, leave_workspace
 from causal_qwen.training.curves import draw_curves
 from causal_qwen.training.diagnostics import Diagnostics
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
@@ -97,8 +99,28 @@ def train(
     arguments = _arguments(recipe, workspace)
     is_main = arguments.process_index == 0
     if is_main:
-        _enter_workspace(output, workspace, resume=resume, overwrite=overwrite)
+        check_output_directory(output, overwrite=overwrite, needed=_bytes_to_write(recipe))
+        _enter_workspace(workspace, resume=resume, overwrite=overwrite)
     PartialState().wait_for_everyone()
+    try:
+        return _run(recipe, rows, arguments, resume=resume, overwrite=overwrite)
+    except BaseException:
+        if is_main:
+            leave_workspace(workspace)
+        raise
+
+
+def _run(
+    recipe: TrainingRecipe,
+    rows: Source | None,
+    arguments: TrainingArguments,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> TrainingResult:
+    """`train` in a workspace that it has entered."""
+    output, workspace = Path(recipe.output), Path(arguments.output_dir).parent
+    is_main = arguments.process_index == 0
     model, processor = load_model(recipe)
     parts = prepare_rows(recipe, processor, rows)
     if is_main:
@@ -143,9 +165,14 @@ def _finished(output: Path, workspace: Path) -> TrainingResult:
     return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]))
 
 
-def _enter_workspace(output: Path, workspace: Path, *, resume: bool, overwrite: bool) -> None:
-    if output.exists() and not overwrite:
-        raise FileExistsError(f"{output} exists; choose another output, or allow overwriting")
+def _bytes_to_write(recipe: TrainingRecipe) -> int:
+    """About what the model and its checkpoints will take: weights, and two moments of each that learns."""
+    weights = read_checkpoint(recipe.model).bytes(recipe.dtype)
+    checkpoints = (recipe.save_total_limit or 1) + 1 if recipe.save_steps and recipe.method == "full" else 0
+    return weights * (1 + 3 * checkpoints)
+
+
+def _enter_workspace(workspace: Path, *, resume: bool, overwrite: bool) -> None:
     if workspace.exists() and not resume:
         if not overwrite:
             raise FileExistsError(f"{workspace} holds an interrupted run; resume it, or allow overwriting")
