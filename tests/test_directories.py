@@ -6,7 +6,7 @@ from collections import namedtuple
 
 import pytest
 
-from causal_qwen.directories import check_output_directory, check_output_file
+from causal_qwen.directories import check_output_directory, check_output_file, check_space
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -33,11 +33,12 @@ def test_what_cannot_is_named_with_the_reason(tmp_path, monkeypatch, check):
         with pytest.raises(PermissionError, match=f"no permission to write into {re.escape(str(tmp_path))}"):
             check(tmp_path / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**10, 10**10 - 3_000_000, 3_000_000))
-    check(tmp_path / "out", needed=3_000_000)
-    with pytest.raises(
-        OSError, match=r"out: not enough space, 3\.0 MB are free and about 1\.2 GB are needed"
-    ):
-        check(tmp_path / "out", needed=1_200_000_000)
+    check(tmp_path / "out")
+    with pytest.raises(OSError, match=r"space, 3\.0 MB are free and about 1\.2 GB are needed"):
+        check_space(tmp_path / "out", 1_200_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**10, 10**10, 0))
+    with pytest.raises(OSError, match="out: not enough space"):
+        check(tmp_path / "out")
 
 
 def test_what_is_there_is_kept(tmp_path):

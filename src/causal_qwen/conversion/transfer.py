@@ -22,7 +22,7 @@ from causal_qwen.conversion.checkpoints import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.sources import FAMILIES, Base, ConversionError, load_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
-from causal_qwen.directories import check_output_directory
+from causal_qwen.directories import check_output_directory, check_space
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
@@ -151,8 +151,7 @@ def _check_output(
     checkpoint = read_checkpoint(source, base=True)
     if output.resolve() in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
         raise ValueError(f"{output} holds the base itself; choose another place")
-    # The heads and the configuration are a few percent more.
-    check_output_directory(output, overwrite=overwrite, needed=round(1.05 * checkpoint.bytes(dtype)))
+    check_space(output, round(1.05 * checkpoint.bytes(dtype)))  # the heads are a few percent more
 
 
 def _transfer(

@@ -53,6 +53,8 @@ class GrowingTable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stream.close()
+        if kind is not None and self.count == 0:  # nothing to go on from
+            self.partial.unlink(missing_ok=True)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; every row has the same fields."""

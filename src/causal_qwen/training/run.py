@@ -28,7 +28,7 @@ from causal_qwen.conversion import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory, write_file
 from causal_qwen.data import Collator, Encoded, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
-from causal_qwen.directories import check_output_directory
+from causal_qwen.directories import check_output_directory, check_space
 from causal_qwen.evaluation import evaluate
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.card import model_card
@@ -99,7 +99,8 @@ def train(
     arguments = _arguments(recipe, workspace)
     is_main = arguments.process_index == 0
     if is_main:
-        check_output_directory(output, overwrite=overwrite, needed=_bytes_to_write(recipe))
+        check_output_directory(output, overwrite=overwrite)
+        check_space(output, _bytes_to_write(recipe))
         _enter_workspace(workspace, resume=resume, overwrite=overwrite)
     PartialState().wait_for_everyone()
     try:
