@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
+from safetensors import SafetensorError
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
 __all__ = [
@@ -16,12 +20,14 @@ __all__ = [
     "last_checkpoint",
     "leave_workspace",
     "publish",
+    "readable",
     "rotate",
 ]
 
 STAGING = ".staging"
 GONE = ".gone-"
 BAD_BATCH = "bad-batch"
+TORCH_READER = "PytorchStreamReader"  # how torch.load speaks of a file that is cut off
 
 
 def flush_to_disk(directory: Path) -> None:
@@ -76,6 +82,24 @@ def leave_workspace(workspace: Path) -> None:
     clear_debris(checkpoints)
     if last_checkpoint(checkpoints) is None and not any(checkpoints.glob(f"{BAD_BATCH}*")):
         shutil.rmtree(workspace, ignore_errors=True)
+
+
+@contextmanager
+def readable(checkpoint: Path | None) -> Iterator[None]:
+    """A checkpoint that cannot be read is named. Only tensors and plain values are: nothing is unpickled.
+
+    Raises:
+        ValueError: If a file of it is damaged, or holds anything else.
+    """
+    try:
+        yield
+    except (UnpicklingError, SafetensorError, RuntimeError) as error:
+        if checkpoint is None or (isinstance(error, RuntimeError) and TORCH_READER not in str(error)):
+            raise
+        reason = str(error).split("\n")[0]
+        raise ValueError(
+            f"{checkpoint} is damaged ({reason}); delete it, and --resume goes on from the one before"
+        ) from error
 
 
 def clear_debris(directory: Path) -> None:

@@ -20,7 +20,7 @@ from transformers.trainer_callback import TrainerState
 from causal_qwen.configuration import CausalFields
 from causal_qwen.conversion.files import disk_errors
 from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.training.checkpoints import BAD_BATCH, STAGING, publish, rotate
+from causal_qwen.training.checkpoints import BAD_BATCH, STAGING, publish, readable, rotate
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import EpochSampler
 
@@ -153,7 +153,8 @@ class CausalTrainer(Trainer):
                 self.state = state
                 self._load_from_checkpoint(state.best_model_checkpoint or str(checkpoint))
                 return 0.0
-        outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with readable(checkpoint):
+            outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return float(outcome.metrics["train_runtime"])
 
     def start_record(self, step: int) -> None:
