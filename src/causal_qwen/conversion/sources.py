@@ -25,7 +25,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from causal_qwen.conversion.checkpoints import (
     ARCHITECTURES,
@@ -215,7 +215,7 @@ def _check_chat_template(source: str, template: str | dict[str, str] | None) -> 
     """Refuse a template that is none, here rather than in the middle of a conversation."""
     for text in template.values() if isinstance(template, dict) else [template] if template else []:
         try:
-            _compile_jinja_template(text)
+            render_jinja_template([], chat_template=text)  # of no conversation: it is only compiled
         except jinja2.TemplateSyntaxError as error:
             raise ConversionError(
                 f"{source}: the chat template is damaged, line {error.lineno}: {error.message}; "
