@@ -1,7 +1,7 @@
 """Data: one way from a file or a row to a batch, for training, evaluation and prediction.
 
-`rows` reads files, `templates` and `reading` make texts of rows, `encoding` makes ids and values of texts,
-`batches` makes tensors. The package knows the processor, and no model.
+`rows` reads files, `templates`, `reading` and `chats` make texts of rows, `encoding` makes ids and values of
+texts, `batches` makes tensors. The package knows the processor, and no model.
 """
 
 from causal_qwen.data.batches import (
@@ -10,6 +10,7 @@ from causal_qwen.data.batches import (
     batches_of,
     labelled_batches,
     prompt_batch,
+    prompt_row,
     windows_by_length,
 )
 from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
@@ -33,6 +34,7 @@ __all__ = [
     "encode_text",
     "labelled_batches",
     "prompt_batch",
+    "prompt_row",
     "read_rows",
     "windows_by_length",
 ]
