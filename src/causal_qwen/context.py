@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["check_context", "room"]
+__all__ = ["ContextError", "check_context"]
 
 
-def room(context: int, prompt: int) -> int:
-    """New tokens that fit behind a prompt of T tokens, context − T + 1: nobody reads the last one, so that
-    it takes no position. At most 0 where the prompt itself does not fit.
-    """
-    return context - prompt + 1
+class ContextError(ValueError):
+    """A text that the context has no room for."""
 
 
 def check_context(context: int, prompt: int, new_tokens: int = 1) -> None:
-    """T + n − 1 ≤ context, before the first token.
+    """T + n − 1 ≤ context, before the first token; nobody reads the last one, which takes no position.
 
     Args:
         context: Positions that the model has, its ``max_position_embeddings``.
@@ -21,15 +18,15 @@ def check_context(context: int, prompt: int, new_tokens: int = 1) -> None:
         new_tokens: n, tokens that are asked for; 1 to predict what comes next.
 
     Raises:
-        ValueError: If they do not fit; it names all three and what would.
+        ContextError: If they do not fit; it names all three and what would.
     """
-    left = room(context, prompt)
+    left = context - prompt + 1
     if new_tokens <= left:
         return
     if left > 0:
         remedy = f"lower max_new_tokens to {left} or less, or shorten the prompt"
     else:
         remedy = f"shorten the prompt to {context} tokens or less"
-    raise ValueError(
+    raise ContextError(
         f"a prompt of {prompt} tokens and {new_tokens} new do not fit the context of {context}: {remedy}"
     )

@@ -48,8 +48,8 @@ def command(
     reading = Reading.of(model, template=template, target=target)
     bad_rows = BadRows(on_bad_row)
     settings = {
-        "model": _state(model),
-        "data": _state(data),
+        "model": state(model),
+        "data": state(data),
         "template": reading.template,
         "target": reading.target,
         "level": level,
@@ -95,7 +95,7 @@ def command(
         print_table(str(output), summary.items())
 
 
-def _state(place: str) -> list[Any]:
+def state(place: str) -> list[Any]:
     """What changes when a file or a model directory does: its size and time."""
     path = Path(place) / "config.json" if Path(place).is_dir() else Path(place)
     status = path.stat() if path.is_file() else None

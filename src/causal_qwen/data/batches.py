@@ -50,7 +50,12 @@ def prompt_batch(
     Raises:
         ValueError: If a prompt has no token.
     """
-    rows = [prompt_row(processor, prompt) for prompt in prompts]
+    rows = []
+    for index, prompt in enumerate(prompts):
+        try:
+            rows.append(prompt_row(processor, prompt))
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
     batch = replace(Collator.of(processor), padding_side="left")(rows)
     names = ("input_ids", "attention_mask", "numeric_values")
     return {name: batch[name].to(device) for name in names}
