@@ -64,7 +64,7 @@ def command(
         raise ValueError(f"{model} has no chat template; use `causal-qwen generate` for plain text")
     shared.note_inert(settings)
     (person,) = settings.people(1)
-    conversation = Conversation(settings, person, system)
+    conversation = Conversation(replace(settings, seed=None), person, system)
     note(f"mode {mode}, seed {person.seed}; /help lists the commands")
     while (message := _ask()) is not None:
         line, is_text = message
@@ -77,7 +77,7 @@ def command(
             try:
                 conversation = _obey(conversation, line)
             except (ValueError, OSError) as error:
-                note(f"error: {error}")
+                _complain(error)
             continue
         _answer(conversation, speaker, line)
 
@@ -156,9 +156,9 @@ def _obey(conversation: Conversation, line: str) -> Conversation:
 
 
 def _individual(seed: str) -> Individual:
-    from causal_qwen.individual import Individual
+    from causal_qwen.individual import SEEDS, Individual
 
-    if not (seed.isascii() and seed.isdigit()):
+    if not (seed.isascii() and seed.isdigit() and len(seed) <= len(str(SEEDS))):
         raise ValueError(f"/individual {seed:.40}: give a seed, an integer from 0 to 2**64 - 1, or random")
     return Individual(int(seed))
 
@@ -168,8 +168,13 @@ def _answer(conversation: Conversation, speaker: Speaker, question: str) -> None
     try:
         _, left_out = conversation.ask(speaker, question, tell=lambda piece: print(piece, end="", flush=True))
     except ValueError as error:
-        note(f"error: {error}")
+        _complain(error)
         return
     print()
     if left_out:
         note(f"the first {left_out} messages no longer fit the context; the model does not see them")
+
+
+def _complain(error: Exception) -> None:
+    """Said even where --quiet is given."""
+    print(f"error: {error}", file=sys.stderr)

@@ -40,10 +40,13 @@ def command(
     from causal_qwen.evaluation import run_evaluation
     from causal_qwen.evaluation.report import write_report
 
+    context = loaded.config.max_position_embeddings
+    if max_length > context:
+        note(f"rows have at most {context} tokens, the context of the model")
     reading = Reading.of(model, template=template, target=target)
     bad_rows = BadRows(on_bad_row)
     batches = labelled_batches(
-        processor, data, reading=reading, max_length=max_length, batch_size=batch_size, bad_rows=bad_rows
+        processor, data, reading=reading, max_length=min(max_length, context), batch_size=batch_size, bad_rows=bad_rows
     )
     start = time.perf_counter()
     evaluation = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))

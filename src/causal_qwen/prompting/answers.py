@@ -77,11 +77,14 @@ class Speaker:
         return len(prompt_row(self.processor, prompt))
 
     def check(self, prompt: Prompt, settings: Settings) -> None:
-        """Refuse what cannot be answered: an empty prompt, a bad number, or no room in the context.
+        """Refuse what cannot be answered: an empty prompt, a bad number, no room in the context, or a chat
+        where the model has no template for it.
 
         Raises:
             ValueError: If so.
         """
+        if not isinstance(prompt, str) and self.processor.chat_template is None:
+            raise ValueError("the model has no chat template; give plain text, without --chat and --system")
         check_context(self.context, self.length(prompt), settings.max_new_tokens)
 
     def answer(

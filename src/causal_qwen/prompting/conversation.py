@@ -92,9 +92,11 @@ class Conversation:
         """Write all of it as JSON, whole or not at all.
 
         Raises:
-            ValueError: If something that is no conversation stands there.
+            ValueError: If something that is no conversation stands there, or there is no such directory.
         """
         target = Path(file).expanduser()
+        if not target.parent.is_dir():
+            raise ValueError(f"{target.parent}: no such directory")
         if target.exists():
             try:
                 Conversation.load(target)
@@ -133,10 +135,13 @@ class Conversation:
 
     @classmethod
     def _of(cls, content: dict[str, Any]) -> Conversation:
-        unknown = content["settings"].keys() - {one.name for one in fields(Settings)}
+        own = content["settings"]
+        if not isinstance(own, dict):
+            raise ValueError(f"settings is {own!r:.40}, not an object")
+        unknown = own.keys() - {one.name for one in fields(Settings)}
         if unknown:
             raise ValueError(f"unknown settings {', '.join(sorted(unknown))}")
-        settings = Settings().updated(content["settings"])
+        settings = Settings().updated(own)
         if settings.mode is None:
             raise ValueError("settings have no mode")
         system = content["system"]
