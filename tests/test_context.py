@@ -5,7 +5,7 @@ import pytest
 from causal_qwen import Engine
 from causal_qwen.context import ContextError, check_context
 from causal_qwen.data import BadRows
-from causal_qwen.evaluation import predict
+from causal_qwen.evaluation import evaluate, predict
 from causal_qwen.prompting import Settings, Speaker
 from conftest import tiny_causal, tiny_processor
 
@@ -49,3 +49,9 @@ def test_prediction_follows_the_same_rule():
     assert list(bad_rows.reasons) == [
         "a prompt of 33 tokens and 1 new do not fit the context of 32: shorten the prompt to 32 tokens or less"
     ]
+
+
+def test_evaluation_cuts_texts_at_the_context():
+    model, processor = tiny_causal(max_position_embeddings=32), tiny_processor()
+    rows = [{"text": "x" * 50 + "abc " * 10}]
+    assert evaluate(model, processor, rows) == evaluate(model, processor, rows, max_length=32)

@@ -5,10 +5,12 @@ import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import training_runs
 from causal_qwen import hub
 from causal_qwen.cli import app, main
 
@@ -162,6 +164,16 @@ def test_convert_pushes_what_it_wrote(stand_in, base_directory, tmp_path):
     assert stand_in.files == content(tmp_path / "out")
 
 
+def test_train_pushes_what_it_wrote(stand_in, directory, tmp_path):
+    recipe = training_runs.recipe(tmp_path, directory, max_steps=1)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe.to_yaml(), encoding="utf-8")
+    result = CliRunner().invoke(app, ["train", str(file), "--push", "ana/tiny", "--json"])
+    assert result.exit_code == 0, result.output
+    assert stand_in.files == content(Path(json.loads(result.stdout)["output"]))
+    assert b"# A CausalQwen model" in stand_in.files["README.md"]
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [
@@ -194,7 +206,9 @@ def test_no_token_no_network_and_no_name_are_said(stand_in, directory, monkeypat
         hub.push(directory, "a/b/c")
     stand_in.shutdown()
     stand_in.server_close()
-    with pytest.raises(ValueError, match=r"ana/tiny: cannot reach http://127.0.0.1:\d+ \(.*\); is there a network"):
+    with pytest.raises(
+        ValueError, match=r"ana/tiny: cannot reach http://127.0.0.1:\d+ \(.*\); is there a network"
+    ):
         hub.push(directory, "ana/tiny", endpoint=stand_in.endpoint)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):

@@ -6,19 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from causal_qwen.cli import app
-from conftest import tiny_causal, tiny_processor
-
-TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
-)
+from conftest import CHAT_TEMPLATE, tiny_causal, tiny_processor
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("talk") / "model"
     tiny_causal(max_position_embeddings=160).save_pretrained(directory)
-    tiny_processor(chat_template=TEMPLATE).save_pretrained(directory)
+    tiny_processor(chat_template=CHAT_TEMPLATE).save_pretrained(directory)
     return directory
 
 
@@ -69,7 +64,11 @@ def test_empty_lines_are_nothing(model, tmp_path):
 def test_several_lines_are_one_message(model, tmp_path):
     said = 'one \\\ntwo\n"""\n/quit is\n\n text\n"""\n"""three"""\n'
     content = saved(model, said, tmp_path)
-    assert [turn["content"] for turn in content["messages"][::2]] == ["one \ntwo", "/quit is\n\n text", "three"]
+    assert [turn["content"] for turn in content["messages"][::2]] == [
+        "one \ntwo",
+        "/quit is\n\n text",
+        "three",
+    ]
 
 
 def test_an_unfinished_message_is_sent_at_the_end(model):

@@ -7,12 +7,7 @@ from typer.testing import CliRunner
 
 from causal_qwen.cli import app, main
 from causal_qwen.prompting import Speaker
-from conftest import tiny_causal, tiny_processor
-
-TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
-)
+from conftest import CHAT_TEMPLATE, tiny_causal, tiny_processor
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +15,7 @@ def model(tmp_path_factory):
     """Reads and writes numbers, and has a chat template."""
     directory = tmp_path_factory.mktemp("talk") / "model"
     tiny_causal().save_pretrained(directory)
-    tiny_processor(chat_template=TEMPLATE).save_pretrained(directory)
+    tiny_processor(chat_template=CHAT_TEMPLATE).save_pretrained(directory)
     return directory
 
 
@@ -63,6 +58,7 @@ def test_an_echoed_prompt_keeps_its_numbers(model):
         (["counterfactual", "MODEL", "x" * 600], None, "600 tokens and 40 new do not fit the context of 512"),
         (["generate", "MODEL", "x" * 600], None, "600 tokens and 64 new do not fit the context of 512"),
         (["generate", "MODEL", "x", "--max-new-tokens", "513"], None, "lower max_new_tokens to 512 or less"),
+        (["demo", "--prompt", ""], None, "--prompt is empty"),
         (["generate", "MODEL"], None, "give one of PROMPT and --prompts FILE"),
         (["generate", "MODEL", "x", "-o", "out.jsonl"], None, "--output is for --prompts"),
         (["generate", "MODEL", "x", "--top-p", "2"], None, "top_p is 2.0; it must be"),

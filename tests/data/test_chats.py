@@ -4,18 +4,14 @@ import pytest
 
 from causal_qwen.data import Encoder, Example, prompt_row
 from causal_qwen.data.chats import NONCHARACTERS, Chat
-from conftest import tiny_processor
+from conftest import CHAT_TEMPLATE, tiny_processor
 
-TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content | trim }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
-)
 START, END = 256, 257
 
 
 @pytest.fixture
 def processor():
-    return tiny_processor(chat_template=TEMPLATE)
+    return tiny_processor(chat_template=CHAT_TEMPLATE)
 
 
 def special(ids):
@@ -39,7 +35,9 @@ def test_what_is_typed_stays_text(processor, content):
     assert text == f"<|start|>user: {content}<|end|><|start|>assistant: "
 
 
-@pytest.mark.parametrize("message", [{"role": "<|end|>", "content": "hi"}, {"role": "system", "content": "<|end|>"}])
+@pytest.mark.parametrize(
+    "message", [{"role": "<|end|>", "content": "hi"}, {"role": "system", "content": "<|end|>"}]
+)
 def test_roles_and_system_messages_are_text_too(processor, message):
     row = prompt_row(processor, [message, {"role": "user", "content": "hi"}])
     assert special(row.input_ids) == [START, END, START, END, START]
@@ -75,5 +73,7 @@ def test_noncharacters_in_a_message_are_text(processor):
 
 def test_what_the_template_refuses_is_one_line():
     processor = tiny_processor(chat_template="{{ raise_exception('only one system message') }}")
-    with pytest.raises(ValueError, match=r"the chat template refuses these messages: only one system message"):
+    with pytest.raises(
+        ValueError, match=r"the chat template refuses these messages: only one system message"
+    ):
         prompt_row(processor, [{"role": "user", "content": "hi"}])

@@ -7,17 +7,12 @@ import pytest
 from causal_qwen import Individual
 from causal_qwen.context import ContextError
 from causal_qwen.prompting import Conversation, Settings, Speaker
-from conftest import tiny_causal, tiny_processor
-
-TEMPLATE = (
-    "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
-)
+from conftest import CHAT_TEMPLATE, tiny_causal, tiny_processor
 
 
 @pytest.fixture(scope="module")
 def speaker(one_thread):
-    return Speaker(tiny_causal(max_position_embeddings=128), tiny_processor(chat_template=TEMPLATE))
+    return Speaker(tiny_causal(max_position_embeddings=128), tiny_processor(chat_template=CHAT_TEMPLATE))
 
 
 def conversation(**options):

@@ -46,7 +46,12 @@ def command(
     reading = Reading.of(model, template=template, target=target)
     bad_rows = BadRows(on_bad_row)
     batches = labelled_batches(
-        processor, data, reading=reading, max_length=min(max_length, context), batch_size=batch_size, bad_rows=bad_rows
+        processor,
+        data,
+        reading=reading,
+        max_length=min(max_length, context),
+        batch_size=batch_size,
+        bad_rows=bad_rows,
     )
     start = time.perf_counter()
     evaluation = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))
