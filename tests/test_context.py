@@ -46,9 +46,8 @@ def test_prediction_follows_the_same_rule():
     model, processor, bad_rows = tiny_causal(max_position_embeddings=32), tiny_processor(), BadRows("skip")
     rows = [{"prompt": "x" * 32}, {"prompt": "x" * 33}]
     assert len(list(predict(model, processor, rows, bad_rows=bad_rows))) == 1
-    assert list(bad_rows.reasons) == [
-        "a prompt of 33 tokens and 1 new do not fit the context of 32: shorten the prompt to 32 tokens or less"
-    ]
+    (reason,) = bad_rows.reasons
+    assert reason.startswith("a prompt of 33 tokens and 1 new do not fit the context of 32: shorten")
 
 
 def test_evaluation_cuts_texts_at_the_context():

@@ -206,9 +206,7 @@ def test_no_token_no_network_and_no_name_are_said(stand_in, directory, monkeypat
         hub.push(directory, "a/b/c")
     stand_in.shutdown()
     stand_in.server_close()
-    with pytest.raises(
-        ValueError, match=r"ana/tiny: cannot reach http://127.0.0.1:\d+ \(.*\); is there a network"
-    ):
+    with pytest.raises(ValueError, match=r"cannot reach http://127.0.0.1:\d+ \(.*\); is there a net"):
         hub.push(directory, "ana/tiny", endpoint=stand_in.endpoint)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):

@@ -73,7 +73,5 @@ def test_noncharacters_in_a_message_are_text(processor):
 
 def test_what_the_template_refuses_is_one_line():
     processor = tiny_processor(chat_template="{{ raise_exception('only one system message') }}")
-    with pytest.raises(
-        ValueError, match=r"the chat template refuses these messages: only one system message"
-    ):
+    with pytest.raises(ValueError, match="the chat template refuses these messages: only one"):
         prompt_row(processor, [{"role": "user", "content": "hi"}])

@@ -84,7 +84,7 @@ def test_a_file_that_is_no_conversation_is_said_to_be_none(tmp_path, change, mes
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[1, 2]", b"[" * 100_000, b""])
 def test_other_files_are_left_alone(tmp_path, content):
     (tmp_path / "notes").write_bytes(content)
-    with pytest.raises(ValueError, match="not a saved conversation.*choose another name"):
+    with pytest.raises(ValueError, match=r"not a saved conversation.*choose another name"):
         conversation().save(tmp_path / "notes")
     assert (tmp_path / "notes").read_bytes() == content
     with pytest.raises(ValueError, match="No such file"):
