@@ -163,7 +163,9 @@ def digits_as_text(
     for i in rest:
         prompt, completion = template.render(rows[i])
         before = tokenizer(prompt.text.rstrip(), add_special_tokens=False)["input_ids"]
-        after = tokenizer(f" {completion.text}", add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        after = tokenizer(f" {completion.text}", add_special_tokens=False)["input_ids"] + [
+            tokenizer.eos_token_id
+        ]
         encoded.append((before + after, [-100] * len(before) + after))
     steps = fine_tune(model, encoded, tokenizer.eos_token_id, recipe, seconds=seconds)
     model.eval()

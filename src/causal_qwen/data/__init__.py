@@ -1,7 +1,8 @@
 """Data: one way from a file or a row to a batch, for training, evaluation and prediction.
 
-`files` and `rows` read files, `fields`, `templates` and `reading` make texts of rows, `encoding` makes ids and
-values of texts, `batches` makes tensors; `settings` reads recipes. The package knows the processor, and no model.
+`files` and `rows` read files, `fields`, `templates` and `reading` make texts of rows, `encoding` makes ids
+and values of texts, `batches` makes tensors; `settings` reads recipes. The package knows the processor, and
+no model.
 """
 
 from causal_qwen.data.batches import (

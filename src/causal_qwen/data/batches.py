@@ -196,6 +196,6 @@ class Collator:
             (index, position), *_ = wrong
             value = batch["numeric_values"][index, position].item()
             raise ValueError(
-                f"the value at row {index}, position {position} is {value}; only finite numbers can be learned"
+                f"the value at row {index}, position {position} is {value}; only finite numbers are learned"
             )
         return batch | {"position_ids" if self.packed else "attention_mask": extra}

@@ -69,11 +69,13 @@ def number_in(value: Any, name: str, *, wanted: bool = False) -> int | float | N
         ValueError: If it is NaN, infinite or beyond float64, or no number where one is wanted.
     """
     number: int | float | None = None
-    if isinstance(value, str):
+    if isinstance(value, bool):
+        number = None
+    elif isinstance(value, str):
         number = _numeral(value.strip(), wanted)
-    elif isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    elif isinstance(value, numbers.Integral):
         number = int(value)
-    elif isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool):
+    elif isinstance(value, numbers.Real | Decimal):
         number = float(value)
     if number is not None and not _is_finite(number):
         raise ValueError(f"{name} is {str(value)[:SHOWN]}, which is no finite number")

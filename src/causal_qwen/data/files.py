@@ -61,7 +61,7 @@ class Files:
                 "".encode(self.encoding)
             except (LookupError, UnicodeError, ValueError):
                 raise ValueError(
-                    f"encoding {self.encoding!r} is not known; it is utf-8, latin-1, cp1252, gb18030 or another"
+                    f"encoding {self.encoding!r} is not known; such as utf-8, latin-1, cp1252 or gb18030"
                 ) from None
 
 

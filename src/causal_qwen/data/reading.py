@@ -68,7 +68,12 @@ class Reading:
     append_eos: bool = True
 
     def __post_init__(self) -> None:
-        for name, kind in (("template", str), ("target", str), ("completion_only", bool), ("append_eos", bool)):
+        for name, kind in (
+            ("template", str),
+            ("target", str),
+            ("completion_only", bool),
+            ("append_eos", bool),
+        ):
             value = getattr(self, name)
             if not isinstance(value, kind) and not (value is None and kind is str):
                 raise ValueError(f"{name} is {value!r:.40}; it must be a {kind.__name__}")
@@ -134,8 +139,13 @@ def _read(
 def _example(where: str, row: Row, template: Template | None) -> Example:
     if template is not None:
         before, after = template.render(row)
-        known = {"prompt_numbers": before.numbers, "completion_numbers": after.numbers}
-        return Example(before.text, after.text, where, **known)
+        return Example(
+            before.text,
+            after.text,
+            where,
+            prompt_numbers=before.numbers,
+            completion_numbers=after.numbers,
+        )
     if "messages" in row:
         messages = _messages(row["messages"])
         if not any(message["role"] == ASSISTANT for message in messages):

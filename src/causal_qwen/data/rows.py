@@ -43,10 +43,12 @@ class BadRows:
     """What happens to rows that cannot be used, and how many there were.
 
     Args:
-        action: "error" stops at the first; "skip" counts them.
+        action: "error" stops at the first; "skip" counts them, and names the first few in the log.
+        silent: Whether none are named, for a first look.
     """
 
     action: OnBadRow = "error"
+    silent: bool = False
     count: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
@@ -60,7 +62,7 @@ class BadRows:
             raise BadRow(f"{where}: {reason}; mend the row, or skip such rows (on_bad_row: skip)")
         self.count += 1
         self.reasons[reason] += 1
-        level = logging.WARNING if self.count <= MOST_WARNINGS else logging.DEBUG
+        level = logging.WARNING if self.count <= MOST_WARNINGS and not self.silent else logging.DEBUG
         logger.log(level, "skipped %s: %s", where, reason)
 
     def __str__(self) -> str:
@@ -166,7 +168,9 @@ def _read_json(path: Path, stream: TextIOWrapper) -> Iterator[tuple[str, Any]]:
     try:
         rows = _parse_json(stream.read())
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; a .json file holds a list, one object per line is .jsonl") from None
+        raise ValueError(
+            f"{path}: {error}; a .json file holds a list, one object per line is .jsonl"
+        ) from None
     if not isinstance(rows, list):
         raise ValueError(f"{path}: one {type(rows).__name__}; a .json file holds a list of objects")
     for index, row in enumerate(rows):
@@ -239,7 +243,9 @@ class _CsvReader:
                 yield where, dict(zip(names, cells, strict=True))
             elif cells:
                 relation = "more" if len(cells) > len(names) else "fewer"
-                bad_rows.add(where, f"{len(cells)} cells, {relation} cells than the header has ({len(names)})")
+                bad_rows.add(
+                    where, f"{len(cells)} cells, {relation} cells than the header has ({len(names)})"
+                )
 
     def _next(self) -> list[str] | None:
         """The cells of the next row, none of a blank line; None at the end.

@@ -42,8 +42,8 @@ class Template:
     """A sentence with fields, as in "A {carat} carat diamond costs {price} dollars."
 
     A field that is a number is written in the shortest form that reads back, or as its format says. In a
-    prompt its value is what the text shows, {carat:.1f} one decimal; the target's is the row's own, with every
-    digit. {name!s} takes a field as text, and the text is read as any other.
+    prompt its value is what the text shows, {carat:.1f} one decimal; the target's is the row's own, with
+    every digit. {name!s} takes a field as text, and the text is read as any other.
 
     Args:
         text: In the syntax of str.format; "{Year:.4}" takes four characters of a text.
@@ -160,4 +160,6 @@ def _known(number: int | float, spec: str, written: str, offset: int, *, exact: 
     shown = float(digits[0].replace(",", "").replace("_", "")) * (-1.0 if is_negative else 1.0)
     value = shown if spec and not exact and math.isfinite(shown) else whole
     span = written[start : digits.end()]
-    return Number(offset + start, offset + digits.end(), span, value if math.isfinite(value) else float(number))
+    return Number(
+        offset + start, offset + digits.end(), span, value if math.isfinite(value) else float(number)
+    )

@@ -22,6 +22,7 @@ SHOWN = {
     "train/steps": "steps",
     "train/seconds": "seconds",
     "train/rows": "training rows",
+    "train/numbers": "numbers learned from",
 }
 
 
