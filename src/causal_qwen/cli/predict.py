@@ -80,8 +80,7 @@ def command(
     from causal_qwen.evaluation.predict import COLUMNS, column_of
     from causal_qwen.evaluation.tables import GrowingTable, format_of, plain, print_rows
 
-    if file is not None:
-        format = format or format_of(file)
+    kind = format or ("csv" if file is None else format_of(file))
     central_multiple(level)  # a wrong level is named before anything is loaded
     reading = Reading.of(model, template=template, target=target)
     source: Source = _rows(row) if row else Files(data or "", delimiter=delimiter, encoding=encoding)
@@ -117,9 +116,7 @@ def command(
             for record in map(plain, records(0)):
                 print_table(record["prompt"], [*_answer(record, level)])
             return
-        count = print_rows(
-            records(0), sys.stdout, format="jsonl" if as_json else format or "csv", columns=columns
-        )
+        count = print_rows(records(0), sys.stdout, format="jsonl" if as_json else kind, columns=columns)
         note(f"{count} rows predicted" + (f"; {bad_rows}" if bad_rows.count else ""))
         return
     settings = {
@@ -133,7 +130,7 @@ def command(
         "raw": raw,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    with GrowingTable(file, settings, columns=columns, format=format) as table:
+    with GrowingTable(file, settings, columns=columns, format=kind) as table:
         if table.done:
             note(f"continuing behind row {table.done - 1}")
         for record in records(table.done):

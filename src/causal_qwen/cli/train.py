@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import QUIET, note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 
 if TYPE_CHECKING:
     from causal_qwen.training.recipe import TrainingRecipe
@@ -72,18 +72,18 @@ def command(
         "seed": seed,
         "report_to": report_to or None,
     }
+    note("preparing …")
+    quiet_libraries()
     flags = {name: value for name, value in options.items() if value is not None} | _settings(set_ or [])
     if dry_run:
         flags.setdefault("output", "unused")
-    note("preparing …")
-    quiet_libraries()
     from causal_qwen.training import TrainingRecipe, train
 
     recipe = TrainingRecipe.from_yaml(config, **flags) if config else TrainingRecipe.from_mapping(flags)
     if dry_run:
         _show(recipe)
         return
-    result = train(recipe, resume=resume, overwrite=overwrite, progress=None if QUIET.get() else note)
+    result = train(recipe, resume=resume, overwrite=overwrite, progress=note)
     if not result.metrics:  # not the main process
         return
     if result.was_finished:

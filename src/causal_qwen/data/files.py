@@ -31,6 +31,7 @@ MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
 }
 WIDE = ("utf-16", "utf-32")  # their lines do not end in one byte
+NAME_ENCODING = "name the file's encoding (--encoding latin-1, or encoding: latin-1 in a recipe)"
 HEAD = 4096  # bytes that are looked at to tell a text from binary data
 
 
@@ -118,8 +119,16 @@ def kind_of(path: Path) -> str:
 
 
 @contextmanager
-def open_text(path: Path, encoding: str | None, *, newline: str | None = None) -> Iterator[TextIOWrapper]:
+def open_text(
+    path: Path, encoding: str | None, *, newline: str | None = None, remedy: str = NAME_ENCODING
+) -> Iterator[TextIOWrapper]:
     """A file as text: decompressed by its suffix, without its byte order mark.
+
+    Args:
+        path: Of the file.
+        encoding: UTF-8 if None; a byte order mark stands above it.
+        newline: As for `open`.
+        remedy: What to do about a file in another encoding.
 
     Raises:
         ValueError: While it is read, if it is no text in this encoding (byte and line are named), or its
@@ -135,7 +144,7 @@ def open_text(path: Path, encoding: str | None, *, newline: str | None = None) -
             with TextIOWrapper(raw, encoding=name, newline=newline) as stream:
                 yield stream
     except UnicodeDecodeError as error:
-        raise ValueError(_undecodable(path, name, error)) from None
+        raise ValueError(_undecodable(path, name, remedy, error)) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: damaged gzip data ({error})") from None
 
@@ -146,9 +155,8 @@ def _open_bytes(path: Path) -> BufferedReader:
     return cast(BufferedReader, gzip.open(path, "rb"))
 
 
-def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
+def _undecodable(path: Path, encoding: str, remedy: str, error: UnicodeDecodeError) -> str:
     """Which byte of which line is not in the encoding, and what to do."""
-    remedy = "name the file's encoding (--encoding latin-1, or encoding: latin-1 in a recipe)"
     name = encoding.removesuffix("-sig")
     if not codecs.lookup(name).name.startswith(WIDE):
         offset = 0

@@ -105,7 +105,7 @@ def read_columns(source: Source) -> list[str]:
         if kind_of(path) in TABLE_KINDS:
             with open_text(path, files.encoding, newline="") as stream:
                 columns += _CsvReader(path, stream, files.delimiter).header()
-        elif kind_of(path) == ".parquet":
+        elif path.suffix.lower() == ".parquet":
             with _open_parquet(path) as file:
                 columns += file.schema_arrow.names
     return list(dict.fromkeys(columns))
@@ -133,7 +133,7 @@ def _read(source: Any, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
 
 def _read_file(path: Path, files: Files, bad_rows: BadRows) -> Iterator[tuple[str, Any]]:
     kind = kind_of(path)
-    if kind == ".parquet":
+    if path.suffix.lower() == ".parquet":
         yield from _read_parquet(path)
         return
     if kind not in (".jsonl", ".ndjson", ".json", *TABLE_KINDS, *TEXT_KINDS):

@@ -31,7 +31,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if file.is_dir():
         raise ValueError(f"{path} is a directory; a recipe is a YAML file")
     try:
-        with open_text(file, None) as stream:
+        with open_text(file, None, remedy="save it as UTF-8") as stream:
             text = stream.read(LARGEST + 1)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None

@@ -123,13 +123,15 @@ class Template:
                 text += _formatted(value, name, spec)  # {Year:.4} of "1970" in a CSV file
                 continue
             if not (spec and spec.endswith(OTHER_NOTATIONS)):
-                numbers.append(_known(number, spec or "", written, len(text), exact=is_target))
+                numbers.append(_known(number, name, spec or "", written, len(text), exact=is_target))
             text += written
         return Passage(text, tuple(numbers))
 
 
 def _check_format(name: str | None, spec: str | None, conversion: str | None, *, is_target: bool) -> None:
     """Formats are bounded, and say nothing but how a field is written."""
+    if conversion and conversion not in "sra":
+        raise ValueError(f"{{{name}!{conversion}}}: a conversion is !s, !r or !a")
     if not spec:
         return
     if "{" in spec or "}" in spec:
@@ -150,16 +152,14 @@ def _formatted(value: Any, name: str, spec: str | None) -> str:
         raise ValueError(f"{name} is {value!r:.40}, which {{{name}:{spec}}} cannot write") from None
 
 
-def _known(number: int | float, spec: str, written: str, offset: int, *, exact: bool) -> Number:
+def _known(number: int | float, name: str, spec: str, written: str, offset: int, *, exact: bool) -> Number:
     """Where a written number stands in a text, and its value: the row's own, or what the digits show."""
     digits = DIGITS.search(written)
-    assert digits is not None  # every format of a finite number that is left has one
+    whole = float(number) * (100.0 if spec.endswith("%") else 1.0)
+    if digits is None or not math.isfinite(whole):  # the percentage of a number near the end of float64
+        raise ValueError(f"{name} is {number!r}, which {{{name}:{spec}}} cannot write")
     is_negative = math.copysign(1.0, number) < 0 and "-" in written
     start = written.index("-") if is_negative else digits.start()  # padding may stand between them
-    whole = float(number) * (100.0 if spec.endswith("%") else 1.0)
     shown = float(digits[0].replace(",", "").replace("_", "")) * (-1.0 if is_negative else 1.0)
     value = shown if spec and not exact and math.isfinite(shown) else whole
-    span = written[start : digits.end()]
-    return Number(
-        offset + start, offset + digits.end(), span, value if math.isfinite(value) else float(number)
-    )
+    return Number(offset + start, offset + digits.end(), written[start : digits.end()], value)
