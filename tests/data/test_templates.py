@@ -55,3 +55,54 @@ def test_a_sentence_is_cut_but_not_changed(pieces):
             before, after = texts(template.render(row))
             assert before + after == text.format(**row)
             assert template.prompt(row).text == (before if target else after)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "target", "prompt"),
+    [
+        ("", "-1234.5678", -1234.5678, -1234.5678),
+        (":.2f", "-1234.57", -1234.5678, -1234.57),
+        (":,.1f", "-1,234.6", -1234.5678, -1234.6),
+        (":=+12.1f", "-     1234.6", -1234.5678, -1234.6),
+        (":012.1f", "-000001234.6", -1234.5678, -1234.6),
+        (":.1%", "-123456.8%", -123456.78, -123456.8),
+        (":.2e", "-1.23e+03", -1234.5678, -1230.0),
+    ],
+)
+def test_a_target_keeps_its_value_and_a_prompt_shows_it(spec, text, target, prompt):
+    before, after = Template(f"{{a{spec}}}: {{b{spec}}}", "b").render({"a": -1234.5678, "b": -1234.5678})
+    assert texts((before, after)) == (f"{text}: ", text)
+    for passage, value in ((before, prompt), (after, target)):
+        (number,) = passage.numbers
+        assert number.value == value
+        assert passage.text[number.start : number.end] == number.text
+
+
+def test_characters_of_a_csv_cell_can_be_taken():
+    (year,) = [part for part in Template("{Year:.4} {b}").render({"Year": "19701231", "b": 1}) if part.text]
+    assert year.text == "1970 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{x:>1001}", "at most 1000, not 1001"),
+        ("{x:.99999f}", "at most 1000, not 99999"),
+        ("{x:>" + "9" * 5000 + "}", "at most 1000"),
+        ("{x:%9999d}", "at most 1000"),
+        ("{x:{x}}", "no fields of its own"),
+        ("{x!z}", "a conversion is !s, !r or !a"),
+        ("{y} {x:x}", "decimal digits"),
+    ],
+)
+def test_formats_are_bounded(text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        Template(text, "x")
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["x.__class__", "x[0]", "x.real", "x.__class__.__mro__[1]"])
+def test_fields_reach_neither_attributes_nor_items(name):
+    with pytest.raises(ValueError, match="no field"):
+        Template("{" + name + "}").render({"x": [1.5]})
+    assert Template("{" + name + "}").render({name: "own"})[1].text == "own"

@@ -165,8 +165,9 @@ def _read_jsonl(path: Path, stream: TextIOWrapper, bad_rows: BadRows) -> Iterato
 
 
 def _read_json(path: Path, stream: TextIOWrapper) -> Iterator[tuple[str, Any]]:
+    text = stream.read()
     try:
-        rows = _parse_json(stream.read())
+        rows = _parse_json(text)
     except ValueError as error:
         raise ValueError(
             f"{path}: {error}; a .json file holds a list, one object per line is .jsonl"
