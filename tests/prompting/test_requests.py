@@ -73,7 +73,7 @@ def test_bad_rows_are_named_by_line_or_skipped(tmp_path, row, message):
 
 def test_a_file_that_is_not_text_is_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("gut\nschön".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin.txt:2: not UTF-8 text"):
+    with pytest.raises(ValueError, match=r"latin.txt:2: byte 0xf6 .* is not utf-8; save it as UTF-8"):
         Asking(Settings()).file(tmp_path / "latin.txt", BadRows())
     with pytest.raises(ValueError, match=r"absent.txt: no such file"):
         Asking(Settings()).file(tmp_path / "absent.txt", BadRows())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from causal_qwen.data import BadRows, Prompt, read_rows
+from causal_qwen.data.files import kind_of, open_text
 from causal_qwen.data.reading import read_prompt
 from causal_qwen.prompting.settings import PER_PROMPT, Settings
 
@@ -62,7 +63,7 @@ class Asking:
             ValueError: If there is no such file, or it is not text.
         """
         rows: Iterable[tuple[str, Mapping[str, Any]]]
-        if Path(path).suffix.lower() in TABLES:
+        if kind_of(Path(path)) in TABLES:
             rows = read_rows(path, bad_rows=bad_rows)
         else:
             rows = _lines(Path(path))
@@ -107,11 +108,7 @@ class Asking:
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    with path.open("rb") as stream:
+    with open_text(path, None, remedy="save it as UTF-8") as stream:
         for number, line in enumerate(stream, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 text ({error.reason})") from None
-            if text.strip():
-                yield f"{path}:{number}", {"prompt": text.rstrip("\r\n")}
+            if line.strip():
+                yield f"{path}:{number}", {"prompt": line.rstrip("\n")}
