@@ -186,7 +186,8 @@ def test_another_file_of_prompts_is_not_continued(model, rows, tmp_path, monkeyp
     assert generate(*arguments).exit_code == 0
     assert "exists; choose another file" in str(generate(*arguments).exception)
     complete = out.read_text()
-    assert generate(*arguments, "--overwrite").exit_code == 0
+    again = generate(*arguments, "--overwrite", "--json")
+    assert json.loads(again.stdout) == {"output": str(out), "texts": 4, "continued_from": 0, "bad_rows": 0}
     assert out.read_text() == complete
     out.rename(tmp_path / "out.jsonl.partial")
     assert "other settings" in str(generate(*arguments).exception)

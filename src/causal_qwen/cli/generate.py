@@ -113,7 +113,7 @@ def command(
     if prompts is not None:
         from causal_qwen.cli.prompts import run
 
-        run(
+        summary = run(
             speaker,
             requests,
             settings,
@@ -124,6 +124,8 @@ def command(
             output=output,
             bad_rows=bad_rows,
         )
+        if as_json and output is not None:
+            print_json(summary)
         return
 
     question = asking.prompt(text)
@@ -131,14 +133,14 @@ def command(
     people = settings.people(count) if person is None else [person]
     results: list[dict[str, Any]] = []
     for index, who in enumerate(people):
+        if index and not as_json:
+            print(flush=True)
         if settings.samples:
             note(f"seed {who.seed}")
         if as_json:
             (answer,) = speaker.answer([question], settings, [who])
             results.append({"prompt": question, "mode": settings.mode} | answer.to_dict())
             continue
-        if index:
-            print()
         if isinstance(question, str):
             print(question, end="", flush=True)
         speaker.answer([question], settings, [who], tell=_print_piece)

@@ -61,8 +61,8 @@ def run(
     batch_size: int,
     output: Path | None,
     bad_rows: BadRows,
-) -> None:
-    """Answer all requests; every prompt is checked before the first token.
+) -> dict[str, Any]:
+    """Answer all requests, and sum up; every prompt is checked before the first token.
 
     Args:
         speaker: Who is asked.
@@ -90,7 +90,7 @@ def run(
     ]
     if output is None:
         _write(speaker, texts, batch_size, 0, _print_line)
-        return
+        return {"texts": len(texts), "bad_rows": bad_rows.count}
     facts = {
         "model": state(model),
         "engine": "transformers" if speaker.engine is None else "native",
@@ -107,6 +107,12 @@ def run(
         _write(speaker, texts, batch_size, table.done, table.write)
         table.finish()
     note(f"{len(texts)} texts in {output}")
+    return {
+        "output": str(output),
+        "texts": len(texts),
+        "continued_from": table.done,
+        "bad_rows": bad_rows.count,
+    }
 
 
 def _usable(
