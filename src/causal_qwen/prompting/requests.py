@@ -63,10 +63,7 @@ class Asking:
             ValueError: If there is no such file, or it is not text.
         """
         rows: Iterable[tuple[str, Mapping[str, Any]]]
-        if kind_of(Path(path)) in TABLES:
-            rows = read_rows(path, bad_rows=bad_rows)
-        else:
-            rows = _lines(Path(path))
+        rows = read_rows(path, bad_rows=bad_rows) if kind_of(Path(path)) in TABLES else _lines(Path(path))
         requests = []
         for index, (where, row) in enumerate(rows):
             try:
