@@ -111,7 +111,7 @@ def test_a_target_that_is_no_number_is_named_with_its_remedy(value):
         list(READING.examples([good, good | {"price": value}], BadRows()))
     bad_rows = BadRows("skip")
     assert list(READING.examples([{"name": "x", "size": 1, "price": value}], bad_rows)) == []
-    assert str(bad_rows).startswith("1 rows skipped: price is ")
+    assert str(bad_rows).startswith("1 row skipped: price is ")
     words = Reading("{name} costs {price!s}", "price")
     (one,) = words.examples([{"name": "x", "price": value}], BadRows())
     assert (one.completion, one.completion_numbers) == (str(value), ())
@@ -120,8 +120,8 @@ def test_a_target_that_is_no_number_is_named_with_its_remedy(value):
 @pytest.mark.parametrize("name", ["name", "price"])
 @pytest.mark.parametrize(
     "value",
-    ["nan", "NaN", "NA", "N/A", "null", "+inf", "-inf", "Infinity", "1e999", "-1e999", "", " ", None, math.nan,
-     math.inf, 10**400, Decimal("NaN"), "9" * 400],
+    ["nan", "NaN", "NA", "N/A", "null", "+inf", "-inf", "Infinity", "1e999", "-1e999", "", " ", None,
+     math.nan, math.inf, 10**400, Decimal("NaN"), "9" * 400],
 )  # fmt: skip
 def test_what_is_missing_or_infinite_is_refused_in_every_field(value, name):
     row = {"name": "x", "size": 1, "price": 1} | {name: value}

@@ -69,7 +69,8 @@ class BadRows:
         """How many rows were skipped, and the commonest reasons."""
         reasons = [f"{reason} ({count})" for reason, count in self.reasons.most_common(MOST_REASONS)]
         rest = ", …" if len(self.reasons) > MOST_REASONS else ""
-        return f"{self.count} rows skipped" + (f": {', '.join(reasons)}{rest}" if reasons else "")
+        rows = "1 row" if self.count == 1 else f"{self.count} rows"
+        return f"{rows} skipped" + (f": {', '.join(reasons)}{rest}" if reasons else "")
 
 
 def read_rows(source: Source, *, bad_rows: BadRows | None = None) -> Iterator[tuple[str, Row]]:
