@@ -121,7 +121,7 @@ def _obey(conversation: Conversation, line: str) -> Conversation:
     from causal_qwen.individual import Individual
     from causal_qwen.prompting import Conversation
 
-    verb, _, argument = line.partition(" ")
+    verb, argument = [*line.split(maxsplit=1), ""][:2]
     argument = argument.strip()
     match verb:
         case "/help":
