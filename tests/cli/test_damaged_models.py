@@ -64,7 +64,7 @@ def assert_one_line(model, damage, name, tmp_path, monkeypatch, capsys):
     shutil.copytree(model, "model")
     change, _ = DAMAGES[damage]
     change(tmp_path / "model")
-    (tmp_path / "rows.jsonl").write_text('{"a": "x", "b": 1}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "x", "a": "x", "b": 1}\n')
     command = ["model" if word == "MODEL" else word for word in COMMANDS[name]]
     assert error_of(command, monkeypatch, capsys).startswith("error: model: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "rows.jsonl"]
@@ -74,7 +74,7 @@ def test_the_output_is_checked_before_the_model(tmp_path, monkeypatch, capsys):
     """./nowhere would be an error as well: the first one is of the output."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"a": "x", "b": 1}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "x", "a": "x", "b": 1}\n')
     for command in (
         ["convert", "./nowhere", "file/out"],
         ["train", "--model", "./nowhere", "--data", "rows.jsonl", "-o", "file/out"],
@@ -89,12 +89,14 @@ def test_the_output_is_checked_before_the_model(tmp_path, monkeypatch, capsys):
 
 def test_the_space_is_checked_before_the_weights_are_read(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("causal_qwen.conversion.checkpoints.Checkpoint.bytes", lambda self, dtype: 10**17)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "x"}\n')
     for command in (
         ["convert", str(models / "base"), str(tmp_path / "out")],
-        ["train", "--model", str(models / "base"), "--data", "rows.jsonl", "-o", str(tmp_path / "out")],
+        ["train", "--model", str(models / "base"), "--data", str(rows), "-o", str(tmp_path / "out")],
     ):
         assert "out: not enough space" in error_of(command, monkeypatch, capsys)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [rows]
 
 
 def test_a_base_is_not_written_over(models, monkeypatch, capsys):

@@ -23,7 +23,7 @@ COMMANDS = {
     "kv-memory": ["kv-memory", "MODEL"],
     "simulate": ["simulate", "--count", "100", "--steps", "20", "--no-plot"],
 }  # fmt: skip
-NOT_HERE = {"demo", "chat"}  # minutes on the embedded base; a conversation
+NOT_HERE = {"demo", "chat", "push"}  # minutes on the embedded base; a conversation; needs a hub
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,18 @@ from collections.abc import Callable
 
 import typer
 
-from causal_qwen.cli import chat, convert, counterfactual, demo, generate, info, kv_memory, numbers, parity
+from causal_qwen.cli import (
+    chat,
+    convert,
+    counterfactual,
+    demo,
+    generate,
+    info,
+    kv_memory,
+    numbers,
+    parity,
+    push,
+)
 from causal_qwen.cli import eval as evaluation
 from causal_qwen.cli import predict as prediction
 from causal_qwen.cli import simulate as simulation
@@ -32,7 +43,7 @@ app = typer.Typer(
 
 VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"demo": demo.command, "simulate": simulation.command},
-    "Make a model": {"convert": convert.command, "train": training.command},
+    "Make a model": {"convert": convert.command, "train": training.command, "push": push.command},
     "Use it": {
         "generate": generate.command,
         "chat": chat.command,
@@ -88,8 +99,8 @@ def main() -> None:
     try:
         with signals_unwind():
             app(flags + rest)
-    except SystemExit as end:
-        if end.code in INTERRUPTED:
+    except SystemExit as exit_:
+        if exit_.code in INTERRUPTED:
             print(f"interrupted: {what_is_kept()}", file=sys.stderr)
         raise
     except (ValueError, OSError) as error:

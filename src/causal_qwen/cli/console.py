@@ -36,7 +36,7 @@ def print_table(
     for index in range(len(cells[0])):
         table.add_column(header[index] if header else "", style="cyan" if index == 0 else "", overflow="fold")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a file name may look like markup
     console = Console(highlight=False)
     console.print(Text(title, style="bold"))  # not the table's own, which is folded to the table's width
     console.print(table)

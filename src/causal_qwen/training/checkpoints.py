@@ -16,6 +16,7 @@ __all__ = [
     "BAD_BATCH",
     "STAGING",
     "clear_debris",
+    "enter_workspace",
     "flush_to_disk",
     "last_checkpoint",
     "leave_workspace",
@@ -74,6 +75,20 @@ def last_checkpoint(directory: Path) -> Path | None:
     """The checkpoint with the most steps, if there is one."""
     checkpoint = get_last_checkpoint(directory) if directory.is_dir() else None
     return Path(checkpoint) if checkpoint else None
+
+
+def enter_workspace(workspace: Path, *, resume: bool, overwrite: bool) -> None:
+    """Make the place for a run's checkpoints, or take over the one of an interrupted run.
+
+    Raises:
+        FileExistsError: If there is one, and neither flag allows for it.
+    """
+    if workspace.exists() and not resume:
+        if not overwrite:
+            raise FileExistsError(f"{workspace} holds an interrupted run; resume it, or allow overwriting")
+        shutil.rmtree(workspace)
+    (workspace / "checkpoints").mkdir(parents=True, exist_ok=True)
+    clear_debris(workspace / "checkpoints")
 
 
 def leave_workspace(workspace: Path) -> None:
