@@ -2,7 +2,9 @@
 
 import difflib
 import math
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 __all__ = ["CausalFields"]
@@ -31,6 +33,14 @@ RANGES = {
 }
 
 
+# Saved with every model, so that transformers can load it, if it may run this, where nobody has imported us.
+AUTO_MODULE = "causal_qwen_auto"
+AUTO_SOURCE = '''"""How transformers finds the classes of this model: from_pretrained(..., trust_remote_code=True)."""
+
+from causal_qwen import {config}, {model}, CausalQwen2Processor  # noqa: F401
+'''
+
+
 @dataclass(kw_only=True)
 class CausalFields:
     """The fields that a causal configuration adds to its base's.
@@ -53,6 +63,8 @@ class CausalFields:
         conformal_scores: Sorted |g(v) − loc_Y|/scale_Y of numbers set aside in training, from which intervals
             are made; None for the Cauchy quantiles themselves.
         num_token_id: The id of <NUM>; None for a model without a number channel.
+        number_spelling: The token of each character that numbers are written with, so that generated ids can
+            hold them in digits; None leaves <NUM> there.
         gate_alpha: α of the number gate.
         gate_gradient: Whether the number loss may move P_<NUM>.
         reg_loss_weight: λ, the weight of the number loss.
@@ -90,6 +102,7 @@ class CausalFields:
     value_spread: float | int = 1.0
     conformal_scores: list[float | int] | None = None
     num_token_id: int | None = None
+    number_spelling: dict[str, int] | None = None
     gate_alpha: float | int = 0.0
     gate_gradient: bool = False
     reg_loss_weight: float | int = 1.0
@@ -136,6 +149,32 @@ class CausalFields:
                 "resize the embeddings first, or let `convert` choose the row"
             )
         super().__post_init__(**kwargs)
+        names = {"AutoConfig": type(self).__name__, "AutoProcessor": "CausalQwen2Processor"}
+        names["AutoModelForCausalLM"] = self._model_name
+        self.auto_map = {auto: f"{AUTO_MODULE}.{name}" for auto, name in names.items()}
+
+    @property
+    def _model_name(self) -> str:
+        return type(self).__name__.replace("Config", "ForCausalLM")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers'; of a saved model, ``architectures`` begin with a name that transformers knows.
+
+        `transformers serve` looks the first one up among transformers' own classes, and an Auto class loads
+        what is registered or in ``auto_map``.
+        """
+        fields_of_base: dict[str, Any] = super().to_dict()
+        if fields_of_base.get("architectures"):
+            fields_of_base["architectures"] = ["AutoModelForCausalLM", self._model_name]
+        return fields_of_base
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """As transformers', with the module that ``auto_map`` names."""
+        directory = Path(save_directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        source = AUTO_SOURCE.format(config=type(self).__name__, model=self._model_name)
+        (directory / f"{AUTO_MODULE}.py").write_text(source, encoding="utf-8")
+        super().save_pretrained(save_directory, **kwargs)
 
 
 def _are_scores(scores: list[float | int]) -> bool:

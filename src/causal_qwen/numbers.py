@@ -39,14 +39,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-__all__ = ["MAX_DIGITS", "UNITS", "Number", "format_number", "scan", "spread_of", "write"]
+__all__ = ["MAX_DIGITS", "UNITS", "Number", "Writer", "format_number", "scan", "spread_of", "write"]
 
 MAX_DIGITS = 15
 """Significant digits that every float64 keeps: up to here decimal → float64 → decimal is the identity."""
+
+SEPARATOR = " "
+"""What stands between two numbers that nothing separates: 12 and 13 must not become 1213."""
 
 UNITS = frozenset(
     unit
@@ -119,6 +123,10 @@ _FREE = rf"(?<![{_WORD}][{_DIGIT}])(?<![{_WORD}][{_TIE}][{_DIGIT}])"
 _MEASURE = rf"({_NUMBER})(?:{_END}|([{_WORD}]*+)(?:{_TAIL}|{_SECOND}))"
 _CHUNK = re.compile(rf"[{_DIGIT}](?:{_FREE}(?:({_SIMPLE}){_END}|{_MEASURE})|{_REST})")
 _GROUPED = re.compile(rf"[{_DIGIT}]{_GROUPS}{_FRACTION}(?!,[{_DIGIT}])")
+# What may still become thousands of the number before it, or just has.
+_OPEN_GROUPS = re.compile(
+    rf"(?:,[{_DIGIT}]{{3}})*+(?:,[{_DIGIT}]{{0,2}})?|(?:,[{_DIGIT}]{{3}})++(?:[{_POINT}][{_DIGIT}]*+)?,?"
+)
 _WORD_CHARACTER = re.compile(rf"[{_WORD}]")
 _CJK_LETTER = re.compile(rf"[{_CJK}]")
 # A unit of up to eight letters between a number and a minus; the bound keeps the look-behind short.
@@ -305,12 +313,74 @@ def _round(value: float, spread: float) -> float:
     return rounded or 0.0  # no sign is left of what has been rounded away
 
 
+class Writer:
+    """`write`, piece by piece, for a text that is shown as it grows.
+
+    Whatever is decided is handed out at once, and all that is handed out is what `write` makes of the whole
+    text. A comma and the digits behind a short number wait until it is clear whether they are its thousands.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""  # what waits, behind a few characters that have been handed out
+        self._written = 0  # how many these are
+        self._numbers: deque[tuple[int, int]] = deque()  # where numbers stand whose ".0" is open
+        self._behind_number = False
+
+    def add(self, text: str) -> str:
+        """Write words; returns what can be handed out."""
+        if text:
+            self._text += text
+            self._behind_number = False
+        return self._decided(final=False)
+
+    def add_number(self, value: float, spread: float | None = None) -> str:
+        """Write a number as `format_number` spells it; returns what can be handed out."""
+        spelled = format_number(value, spread)
+        if self._behind_number:
+            self._text += SEPARATOR
+        start = len(self._text) + spelled.startswith("-")
+        self._text += spelled
+        self._numbers.append((start, len(self._text)))
+        self._behind_number = True
+        return self._decided(final=False)
+
+    def end(self) -> str:
+        """What has waited: nothing follows."""
+        return self._decided(final=True)
+
+    def _decided(self, *, final: bool) -> str:
+        text, written, parts = self._text, self._written, []
+        while self._numbers:
+            start, end = self._numbers[0]
+            if written < end:
+                parts.append(text[written:end])
+                written = end
+            if not final and end - start < 4 and _OPEN_GROUPS.fullmatch(text, end):
+                break
+            parts.append(_mark(text, start, end))
+            self._numbers.popleft()
+        else:
+            parts.append(text[written:])
+            written = len(text)
+        # Patterns look back over two characters.
+        cut = max((self._numbers[0][0] if self._numbers else written) - 2, 0)
+        self._text, self._written = text[cut:], written - cut
+        self._numbers = deque((start - cut, end - cut) for start, end in self._numbers)
+        return "".join(parts)
+
+
+def _mark(text: str, start: int, end: int) -> str:
+    """What a number at [start, end) needs so as not to begin a thousands group."""
+    return ".0" if text.startswith(",", end) and _GROUPED.match(text, start) else ""
+
+
 def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float | None] | None = None) -> str:
     """Put numbers back between pieces of text: gaps[0] values[0] gaps[1] ... values[n-1] gaps[n].
 
     For the gaps and values of a scanned text, `scan` reads the same values between the same gaps again,
     although the numbers may be spelled differently. `format_number` alone cannot promise that: "1.0,200"
-    would become "1,200". So a number that would begin a thousands group keeps a ".0".
+    would become "1,200". So a number that would begin a thousands group keeps a ".0". Two numbers with
+    nothing between them, which no scanned text has, get a `SEPARATOR`.
 
     Args:
         gaps: The text around the numbers, one piece more than there are values.
@@ -332,10 +402,12 @@ def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float 
             parts += format_number(value, spread), gap
         except ValueError as error:
             raise ValueError(f"value {position}: {error}") from None
+    for index in range(2, len(parts) - 1, 2):
+        parts[index] = parts[index] or SEPARATOR
     text = "".join(parts)
     end = 0
     for index, part in enumerate(parts):
         start, end = end, end + len(part)
-        if index % 2 and text.startswith(",", end) and _GROUPED.match(text, start + part.startswith("-")):
-            parts[index] += ".0"
+        if index % 2:
+            parts[index] += _mark(text, start + part.startswith("-"), end)
     return "".join(parts)
