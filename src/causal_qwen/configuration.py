@@ -4,8 +4,9 @@ import difflib
 import math
 import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar
+
+from causal_qwen.auto_module import auto_map, write_auto_module
 
 __all__ = ["CausalFields"]
 
@@ -31,14 +32,6 @@ RANGES = {
     "ovr_threshold_jitter": (0.0, math.inf),
     "num_negatives": (1, math.inf),
 }
-
-
-# Saved with every model, so that transformers can load it, if it may run this, where nobody has imported us.
-AUTO_MODULE = "causal_qwen_auto"
-AUTO_SOURCE = '''"""How transformers finds the classes of this model: from_pretrained(..., trust_remote_code=True)."""
-
-from causal_qwen import {config}, {model}, CausalQwen2Processor  # noqa: F401
-'''
 
 
 @dataclass(kw_only=True)
@@ -149,9 +142,8 @@ class CausalFields:
                 "resize the embeddings first, or let `convert` choose the row"
             )
         super().__post_init__(**kwargs)
-        names = {"AutoConfig": type(self).__name__, "AutoProcessor": "CausalQwen2Processor"}
-        names["AutoModelForCausalLM"] = self._model_name
-        self.auto_map = {auto: f"{AUTO_MODULE}.{name}" for auto, name in names.items()}
+        names = {"AutoConfig": type(self).__name__, "AutoModelForCausalLM": self._model_name}
+        self.auto_map = auto_map(**names, AutoProcessor="CausalQwen2Processor")
 
     @property
     def _model_name(self) -> str:
@@ -170,11 +162,12 @@ class CausalFields:
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
         """As transformers', with the module that ``auto_map`` names."""
-        directory = Path(save_directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        source = AUTO_SOURCE.format(config=type(self).__name__, model=self._model_name)
-        (directory / f"{AUTO_MODULE}.py").write_text(source, encoding="utf-8")
+        write_auto_module(save_directory)
         super().save_pretrained(save_directory, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
 
 
 def _are_scores(scores: list[float | int]) -> bool:

@@ -39,12 +39,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-__all__ = ["MAX_DIGITS", "UNITS", "Number", "Writer", "format_number", "scan", "spread_of", "write"]
+__all__ = [
+    "MAX_DIGITS",
+    "SEPARATOR",
+    "UNITS",
+    "Number",
+    "begins_thousands",
+    "format_number",
+    "scan",
+    "spread_of",
+    "write",
+]
 
 MAX_DIGITS = 15
 """Significant digits that every float64 keeps: up to here decimal → float64 → decimal is the identity."""
@@ -313,65 +322,13 @@ def _round(value: float, spread: float) -> float:
     return rounded or 0.0  # no sign is left of what has been rounded away
 
 
-class Writer:
-    """`write`, piece by piece, for a text that is shown as it grows.
-
-    Whatever is decided is handed out at once, and all that is handed out is what `write` makes of the whole
-    text. A comma and the digits behind a short number wait until it is clear whether they are its thousands.
+def begins_thousands(text: str, start: int, end: int, *, ended: bool = True) -> bool | None:
+    """Whether a number with digits at [start, end) would be read as the head of a thousands group; None where
+    the text goes on and what follows decides.
     """
-
-    def __init__(self) -> None:
-        self._text = ""  # what waits, behind a few characters that have been handed out
-        self._written = 0  # how many these are
-        self._numbers: deque[tuple[int, int]] = deque()  # where numbers stand whose ".0" is open
-        self._behind_number = False
-
-    def add(self, text: str) -> str:
-        """Write words; returns what can be handed out."""
-        if text:
-            self._text += text
-            self._behind_number = False
-        return self._decided(final=False)
-
-    def add_number(self, value: float, spread: float | None = None) -> str:
-        """Write a number as `format_number` spells it; returns what can be handed out."""
-        spelled = format_number(value, spread)
-        if self._behind_number:
-            self._text += SEPARATOR
-        start = len(self._text) + spelled.startswith("-")
-        self._text += spelled
-        self._numbers.append((start, len(self._text)))
-        self._behind_number = True
-        return self._decided(final=False)
-
-    def end(self) -> str:
-        """What has waited: nothing follows."""
-        return self._decided(final=True)
-
-    def _decided(self, *, final: bool) -> str:
-        text, written, parts = self._text, self._written, []
-        while self._numbers:
-            start, end = self._numbers[0]
-            if written < end:
-                parts.append(text[written:end])
-                written = end
-            if not final and end - start < 4 and _OPEN_GROUPS.fullmatch(text, end):
-                break
-            parts.append(_mark(text, start, end))
-            self._numbers.popleft()
-        else:
-            parts.append(text[written:])
-            written = len(text)
-        # Patterns look back over two characters.
-        cut = max((self._numbers[0][0] if self._numbers else written) - 2, 0)
-        self._text, self._written = text[cut:], written - cut
-        self._numbers = deque((start - cut, end - cut) for start, end in self._numbers)
-        return "".join(parts)
-
-
-def _mark(text: str, start: int, end: int) -> str:
-    """What a number at [start, end) needs so as not to begin a thousands group."""
-    return ".0" if text.startswith(",", end) and _GROUPED.match(text, start) else ""
+    if not ended and end - start < 4 and _OPEN_GROUPS.fullmatch(text, end):
+        return None
+    return text.startswith(",", end) and _GROUPED.match(text, start) is not None
 
 
 def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float | None] | None = None) -> str:
@@ -408,6 +365,6 @@ def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float 
     end = 0
     for index, part in enumerate(parts):
         start, end = end, end + len(part)
-        if index % 2:
-            parts[index] += _mark(text, start + part.startswith("-"), end)
+        if index % 2 and begins_thousands(text, start + part.startswith("-"), end):
+            parts[index] += ".0"
     return "".join(parts)

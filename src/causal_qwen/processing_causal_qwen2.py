@@ -13,9 +13,11 @@ import torch
 from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
+from causal_qwen.auto_module import auto_map, write_auto_module
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.numbered_ids import NumberedIds
 from causal_qwen.numbers import Number, scan, spread_of, write
+from causal_qwen.tokenizer_face import TokenizerFace
 
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
 
@@ -33,7 +35,7 @@ ENCODING_OPTIONS = (
 )  # fmt: skip
 
 
-class CausalQwen2Processor(ProcessorMixin):
+class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
     """A tokenizer that reads and writes numbers as numbers.
 
     Args:
@@ -48,6 +50,7 @@ class CausalQwen2Processor(ProcessorMixin):
     ):
         self.numbers = _checked(numbers)
         super().__init__(tokenizer, chat_template=chat_template or tokenizer.chat_template)
+        self.auto_map = auto_map(AutoProcessor=type(self).__name__)
         self.num_token_id = tokenizer.get_vocab().get(NUM_TOKEN)
         if self.num_token_id is None:
             raise ValueError(
@@ -242,18 +245,19 @@ class CausalQwen2Processor(ProcessorMixin):
             for ids, (values, lower, upper) in zip(sequences, rows, strict=True)
         ]
 
+    def save_pretrained(self, save_directory, **kwargs):
+        """As transformers', with the module that ``auto_map`` names."""
+        write_auto_module(save_directory)
+        return super().save_pretrained(save_directory, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoProcessor"):
+        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
+
     @cached_property
     def spelling(self) -> dict[str, int] | None:
         """The token of each character that numbers are written with; None where a character has none."""
-        vocabulary = self.tokenizer.get_vocab()
-        (space, *_) = [*self.tokenizer.tokenize(" "), None]
-        names = {character: space if character == " " else character for character in SPELLED_WITH}
-        if not all(name in vocabulary for name in names.values()):
-            return None
-        spelling = {character: vocabulary[name] for character, name in names.items()}
-        sample = "-1.5e-07, 234689"
-        read = self._plain(np.array([spelling[character] for character in sample]))
-        return spelling if read == sample else None
+        return self.spell(SPELLED_WITH)
 
     @property
     def model_input_names(self) -> list[str]:
@@ -318,7 +322,11 @@ class CausalQwen2Processor(ProcessorMixin):
         return values
 
     def _plain(
-        self, ids: np.ndarray, *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+        self,
+        ids: np.ndarray,
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> str:
         return self.tokenizer.decode(
             ids.tolist(),

@@ -146,9 +146,8 @@ class CausalGenerationMixin(GenerationMixin):
         """
         checked = dict(generation_mode_kwargs)
         assistant = checked.get("assistant_model")
-        if assistant is not None and "assistant_tokenizer" not in checked:
-            if _possible_sizes(self.config) & _possible_sizes(assistant.config):
-                del checked["assistant_model"]
+        if assistant is not None and "assistant_tokenizer" not in checked and _share_rows(self, assistant):
+            del checked["assistant_model"]
         super()._validate_generation_mode(generation_mode, generation_config, checked)
 
     def _get_candidate_generator(
@@ -183,6 +182,11 @@ class CausalGenerationMixin(GenerationMixin):
             elif isinstance(processor, WatermarkLogitsProcessor) and watermark is not None:
                 processors[index] = watermark.construct_processor(num_token_id, self.device)
         return processors
+
+
+def _share_rows(model, assistant) -> bool:
+    """Whether both may have the vocabulary of one base."""
+    return not _possible_sizes(model.config).isdisjoint(_possible_sizes(assistant.config))
 
 
 def _possible_sizes(config) -> set[int]:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from causal_qwen.numbers import Writer, spread_of
+from causal_qwen.numbers import spread_of
+from causal_qwen.writing import Writer
 
 __all__ = ["Speller", "spelled"]
 
@@ -24,7 +25,7 @@ class Speller:
     """Tokens in, tokens out, one text from left to right; numbers come out in digits, as `Writer` has them.
 
     Args:
-        spelling: The token of each character of `SPELLED_WITH`.
+        spelling: The token of each character of `CausalQwen2Processor.spelling`.
     """
 
     def __init__(self, spelling: Mapping[str, int]) -> None:
@@ -47,7 +48,9 @@ class Speller:
         return self._handed_out(self._writer.end())
 
     def _handed_out(self, text: str) -> list[int]:
-        return [self._others.popleft() if character == OTHER else self._tokens[character] for character in text]
+        return [
+            self._others.popleft() if character == OTHER else self._tokens[character] for character in text
+        ]
 
 
 def spelled(
