@@ -1,7 +1,8 @@
 """A module that is saved with every model, so that transformers can load it where nobody has imported us.
 
-``from_pretrained(..., trust_remote_code=True)``, `transformers serve --trust-remote-code` and the like run it;
-it imports the installed package, and holds no code of its own. Where causal_qwen is imported, it is not used.
+``from_pretrained(..., trust_remote_code=True)``, `transformers serve --trust-remote-code` and the like run
+it; it imports the installed package, and holds no code of its own. Where causal_qwen is imported, it is not
+used.
 """
 
 from __future__ import annotations

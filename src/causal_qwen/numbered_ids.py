@@ -1,7 +1,7 @@
 """Token ids that keep the values of their numbers where only ids are handed on.
 
-transformers' pipelines and many programs pass `input_ids` on and leave out what else a processor returned, and
-decode what generate() returned without asking for more. A <NUM> without its value would be lost there.
+transformers' pipelines and many programs pass `input_ids` on and leave out what else a processor returned,
+and decode what generate() returned without asking for more. A <NUM> without its value would be lost there.
 """
 
 from __future__ import annotations
@@ -54,6 +54,6 @@ class NumberedIds(Tensor):
         moved = super().to(*args, **kwargs)
         return NumberedIds.of(moved, self.numeric_values.to(moved.device))
 
-    def cpu(self) -> NumberedIds:
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> NumberedIds:
         """As a tensor's."""
-        return self.to("cpu")
+        return self.to("cpu", memory_format=memory_format)

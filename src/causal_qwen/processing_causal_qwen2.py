@@ -159,7 +159,7 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
         numeric_upper=None,
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool = False,
-    ) -> str | list[str]:
+    ):
         """Text of one row of ids; each <NUM> is written as its value.
 
         Args:

@@ -1,4 +1,4 @@
-"""What programs ask of a tokenizer, answered by a processor: `pipeline(..., tokenizer=processor)` and the like."""
+"""What programs ask of a tokenizer, answered by a processor, as in ``pipeline(..., tokenizer=processor)``."""
 
 from collections.abc import Sequence
 
@@ -52,7 +52,7 @@ class TokenizerFace:
     def spell(self, characters: Sequence[str]) -> dict[str, int] | None:
         """The token of each character, where together they decode to the same text; None otherwise."""
         vocabulary = self.tokenizer.get_vocab()
-        (space, *_) = [*self.tokenizer.tokenize(" "), None]
+        space = "".join(self.tokenizer.tokenize(" "))
         names = {character: space if character == " " else character for character in characters}
         if not all(name in vocabulary for name in names.values()):
             return None

@@ -1,6 +1,7 @@
 """generate(), deciding by causes: what a causal model adds to transformers' GenerationMixin."""
 
 import functools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -123,6 +124,12 @@ class CausalGenerationMixin(GenerationMixin):
     ) -> Iterator[Inference]:
         """Token after token, each with its laws; options as for `Inferencer`."""
         return Inferencer(self, mode, **options).steps(input_ids, max_new_tokens)
+
+    def compute_transition_scores(self, sequences, scores, *args, **kwargs):
+        """As the base's; scores may lack the <NUM> row that "compatible" hides."""
+        rows = self.config.vocab_size
+        padded = tuple(F.pad(step, (0, rows - step.shape[-1]), value=-math.inf) for step in scores)
+        return super().compute_transition_scores(sequences, padded, *args, **kwargs)
 
     def prepare_inputs_for_generation(
         self, input_ids, *args, inputs_embeds=None, numeric_values=None, **kwargs

@@ -62,7 +62,7 @@ def spelled(
     pad_token_id: int,
     start: int = 0,
 ) -> Tensor:
-    """Ids (B, T'), with every number from column ``start`` on in digits; shorter rows are padded on the right.
+    """Ids (B, T'), with every number from column ``start`` on in digits, and padding on the right.
 
     Args:
         ids: (B, T).
