@@ -6,14 +6,14 @@ everything else: padding, truncation and special tokens are its own. The process
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
 from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
-from causal_qwen.auto_module import auto_map, write_auto_module
+from causal_qwen.auto_module import SavedWithModule, auto_map
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.numbered_ids import NumberedIds
 from causal_qwen.numbers import Number, scan, spread_of, write
@@ -35,7 +35,7 @@ ENCODING_OPTIONS = (
 )  # fmt: skip
 
 
-class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
+class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
     """A tokenizer that reads and writes numbers as numbers.
 
     Args:
@@ -62,6 +62,7 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
         text: str | Sequence | None = None,
         *,
         numbers: str | None = None,
+        spans: Sequence[Sequence[Number]] | None = None,
         padding: bool | str = False,
         truncation: bool | str | None = None,
         max_length: int | None = None,
@@ -77,6 +78,7 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list
                 of chats.
             numbers: "value" or "text", for this call.
+            spans: The numbers of each text, where they are known and not to be looked for.
             padding: As for a tokenizer, as are truncation, max_length, padding_side and stride.
             return_tensors: "pt" or "np"; lists by default.
             add_special_tokens: As for a tokenizer; a chat carries its own.
@@ -85,11 +87,19 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
 
         Returns:
             input_ids, attention_mask and numeric_values (float64; 0 where there is no number), aligned.
+
+        Raises:
+            ValueError: If ``spans`` do not fit the texts, or a value of theirs is NaN or infinite.
         """
         texts, single, has_special_tokens = self._texts(text)
         mode = self.numbers if numbers is None else _checked(numbers)
         tokenizer, token = self._reader(texts)
-        spans = [scan(one) for one in texts] if mode == "value" else [[] for _ in texts]
+        if mode == "text":
+            spans = [[] for _ in texts]
+        elif spans is None:
+            spans = [scan(one) for one in texts]
+        else:
+            _check_spans(texts, spans)
         encoded = tokenizer(
             [_render(*pair, token) for pair in zip(texts, spans, strict=True)],
             padding=padding,
@@ -176,25 +186,18 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
         """
         if numeric_values is None and isinstance(token_ids, NumberedIds):
             numeric_values = token_ids.numeric_values
+        options = {
+            "skip_special_tokens": skip_special_tokens,
+            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
+        }
         ids = np.asarray(token_ids)
         if ids.ndim == 2:
-            return self.batch_decode(
-                token_ids,
-                numeric_values,
-                numeric_lower=numeric_lower,
-                numeric_upper=numeric_upper,
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-            )
+            ends = {"numeric_lower": numeric_lower, "numeric_upper": numeric_upper}
+            return self.batch_decode(token_ids, numeric_values, **ends, **options)
         ids = ids.reshape(-1)
-        plain = partial(
-            self._plain,
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-        )
         positions = np.flatnonzero(ids == self.num_token_id)
         if len(positions) == 0:
-            return plain(ids)
+            return self.tokenizer.decode(ids.tolist(), **options)
         if numeric_values is None:
             raise ValueError(
                 f"{NUM_TOKEN} at position {positions[0]}, but no numeric_values to write there; "
@@ -210,7 +213,8 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             raise ValueError(
                 f"the value at position {wrong[0]} is {values[wrong[0]]}; only finite numbers can be written"
             )
-        gaps = [plain(part[part != self.num_token_id]) for part in np.split(ids, positions)]
+        pieces = [part[part != self.num_token_id].tolist() for part in np.split(ids, positions)]
+        gaps = [self.tokenizer.decode(piece, **options) for piece in pieces]
         spreads = None
         if numeric_lower is not None and numeric_upper is not None:
             ends = (np.asarray(end, dtype=np.float64).reshape(-1) for end in (numeric_lower, numeric_upper))
@@ -244,15 +248,6 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             )
             for ids, (values, lower, upper) in zip(sequences, rows, strict=True)
         ]
-
-    def save_pretrained(self, save_directory, **kwargs):
-        """As transformers', with the module that ``auto_map`` names."""
-        write_auto_module(save_directory)
-        return super().save_pretrained(save_directory, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class="AutoProcessor"):
-        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
 
     @cached_property
     def spelling(self) -> dict[str, int] | None:
@@ -305,7 +300,7 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
                 return list(text), False, False
         raise TypeError(f"text is {text!r:.80}; give a string, a list of strings, or chat messages")
 
-    def _align(self, ids: list[int], numbers: list[Number], offsets, width: int) -> np.ndarray:
+    def _align(self, ids: list[int], numbers: Sequence[Number], offsets, width: int) -> np.ndarray:
         """Values of one row; after truncation by the offset at which each <NUM> was written."""
         values = np.zeros(len(ids))
         if not numbers:
@@ -321,19 +316,6 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
         values[positions] = [starts[offsets[position][0]] for position in positions]
         return values
 
-    def _plain(
-        self,
-        ids: np.ndarray,
-        *,
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool = False,
-    ) -> str:
-        return self.tokenizer.decode(
-            ids.tolist(),
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-        )
-
 
 def _checked(numbers: str) -> str:
     if numbers not in ("value", "text"):
@@ -341,11 +323,29 @@ def _checked(numbers: str) -> str:
     return numbers
 
 
+def _check_spans(texts: list[str], spans: Sequence[Sequence[Number]]) -> None:
+    if len(spans) != len(texts):
+        raise ValueError(f"spans of {len(spans)} texts for {len(texts)} texts; they are aligned")
+    for index, (text, numbers) in enumerate(zip(texts, spans, strict=True)):
+        end = 0
+        for number in numbers:
+            if not end <= number.start < number.end <= len(text):
+                raise ValueError(
+                    f"a number at [{number.start}, {number.end}) of text {index}; numbers are in their order"
+                )
+            if not np.isfinite(number.value):
+                raise ValueError(
+                    f"the value at [{number.start}, {number.end}) of text {index} is {number.value}; "
+                    "only finite numbers can be read"
+                )
+            end = number.end
+
+
 def _is_chat(text) -> bool:
     return isinstance(text, list | tuple) and len(text) > 0 and isinstance(text[0], dict)
 
 
-def _render(text: str, numbers: list[Number], token: str) -> str:
+def _render(text: str, numbers: Sequence[Number], token: str) -> str:
     """The text with ``token`` in place of each number."""
     parts, end = [], 0
     for number in numbers:

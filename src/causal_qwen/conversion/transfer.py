@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.card import conversion_card
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.sources import FAMILIES, Base, ConversionError, load_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
@@ -65,6 +66,7 @@ class Conversion:
             self.processor.save_pretrained(temporary)
             report = json.dumps(self.report, indent=2, ensure_ascii=False, sort_keys=True)
             (temporary / REPORT_FILE).write_text(report + "\n", encoding="utf-8")
+            (temporary / "README.md").write_text(conversion_card(self.report), encoding="utf-8")
         return target
 
 
