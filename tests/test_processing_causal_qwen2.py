@@ -52,6 +52,8 @@ def test_qwen_vocabulary_gives_num_its_first_spare_row():
     assert encoded["input_ids"] == [97480, 20412, 151_665, 23305]
     assert encoded["numeric_values"] == [0.0, 0.0, 99.9, 0.0]
     assert processor.decode(encoded["input_ids"], encoded["numeric_values"]) == "价格是99.9元"
+    spelled = [processor.spelling[character] for character in "-1.5e-7, 2346890"]
+    assert tokenizer.decode(spelled) == "-1.5e-7, 2346890"
 
 
 @pytest.mark.slow

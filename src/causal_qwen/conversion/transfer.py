@@ -123,7 +123,9 @@ def convert(
         text = bundled_text("calibration") if calibration_text is None else calibration_text
         fitted = calibrate(model, text_features(model, num_token.tokenizer, text), seed=seed)
         report["calibration"] |= asdict(fitted) | {"text_sha256": hashlib.sha256(text.encode()).hexdigest()}
-    conversion = Conversion(model, CausalQwen2Processor(num_token.tokenizer, numbers="text"), report)
+    processor = CausalQwen2Processor(num_token.tokenizer, numbers="text")
+    model.config.number_spelling = processor.spelling
+    conversion = Conversion(model, processor, report)
     if output is not None:
         conversion.save(output, overwrite=overwrite)
     return conversion
