@@ -1,12 +1,12 @@
 """Weights in safetensors files, one tensor at a time: never more in memory than what stays there.
 
-It does not know what the tensors are for.
+It does not know which files a checkpoint has, nor what the tensors are for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +16,8 @@ from torch import Tensor
 
 from causal_qwen.progress import Watch
 
-__all__ = ["WEIGHTS_FILE", "TensorParts", "parts_of", "read_weights", "weights_dtype", "write_weights"]
+__all__ = ["TensorParts", "parts_of", "read_weights", "weights_dtype", "write_weights"]
 
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 # What safetensors calls the dtypes of weights.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -52,28 +50,25 @@ def parts_of(tensor: Tensor) -> TensorParts:
     return TensorParts(tensor.dtype, tuple(tensor.shape), lambda: rows.split(count))
 
 
-def weights_dtype(directory: Path) -> torch.dtype | None:
+def weights_dtype(files: Sequence[Path]) -> torch.dtype | None:
     """The dtype of the first tensor of floats, as the headers say."""
-    entries = _entries(directory)
+    entries = _entries(files)
     return next((entries[name].dtype for name in sorted(entries) if entries[name].dtype), None)
 
 
-def read_weights(
-    directory: Path, *, dtype: torch.dtype, watch: Watch, skip: Callable[[str], bool] = lambda name: False
-) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint, each in memory of its own, floats in ``dtype``.
+def read_weights(files: Sequence[Path], *, dtype: torch.dtype, watch: Watch) -> dict[str, Tensor]:
+    """Every tensor of these files, each in memory of its own, floats in ``dtype``.
 
     Args:
-        directory: Holds model.safetensors, or several files and their index.
+        files: In safetensors.
         dtype: Of floats; other tensors stay as they are.
         watch: Told the elements.
-        skip: Names that are not wanted.
 
     Raises:
         OSError: If a file is missing.
         SafetensorError: If a file is damaged.
     """
-    entries = {name: entry for name, entry in _entries(directory).items() if not skip(name)}
+    entries = _entries(files)
     tensors: dict[str, Tensor] = {}
     with watch("reading", sum(entry.elements for entry in entries.values())) as advance:
         # The largest first: while a tensor is copied it is there twice.
@@ -131,15 +126,7 @@ class _Entry(NamedTuple):
     dtype: torch.dtype | None  # None: no floats
 
 
-def _entries(directory: Path) -> dict[str, _Entry]:
-    files = [directory / WEIGHTS_FILE]
-    if not files[0].is_file() and (directory / INDEX_FILE).is_file():
-        index = json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))
-        files = [directory / name for name in sorted(set(index["weight_map"].values()))]
-    elif not files[0].is_file():
-        raise FileNotFoundError(
-            f"no {WEIGHTS_FILE} in the directory; weights in other formats (.bin, .pt) are not read"
-        )
+def _entries(files: Sequence[Path]) -> dict[str, _Entry]:
     entries = {}
     for file in files:
         with safe_open(file, framework="pt") as tensors:
