@@ -1,18 +1,15 @@
-"""What the commands print with: JSON, tables, errors, and quiet libraries."""
+"""What the commands print with: JSON, tables, errors, and silence."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from typing import Any, NoReturn
 
-__all__ = ["QUIET", "cell_text", "fail", "note", "print_json", "print_table", "quiet_libraries"]
-
-# Whether --quiet was given.
-QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+__all__ = ["cell_text", "fail", "note", "print_json", "print_table", "quiet_libraries", "silent_stderr"]
 
 
 def print_json(value: Any) -> None:
@@ -32,22 +29,22 @@ def print_table(
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header is not None
-    )
+    table = Table(box=SIMPLE_HEAD, show_header=header is not None)
     cells = [[cell_text(value) for value in row] for row in rows]
     for index in range(len(cells[0])):
         table.add_column(header[index] if header else "", style="cyan" if index == 0 else "", overflow="fold")
     for row in cells:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+        table.add_row(*map(Text, row))  # a file name may look like markup
+    console = Console(highlight=False)
+    console.print(Text(title, style="bold"))  # not the table's own, which is folded to the table's width
+    console.print(table)
 
 
 def note(message: str) -> None:
     """A line about progress, on standard error so that standard output stays clean."""
-    if not QUIET.get():
-        print(message, file=sys.stderr)
+    print(message, file=sys.stderr)
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
@@ -58,8 +55,22 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
 
 def quiet_libraries() -> None:
     """No library chatter; progress bars only where a person is looking."""
-    if QUIET.get() or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, which transformers does
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Nothing reaches standard error, be it from us, from a library or from compiled code."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as void, redirect_stderr(void):
+            os.dup2(void.fileno(), 2)
+            yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

@@ -16,7 +16,8 @@ from causal_qwen.directories import check_output_directory
 
 __all__ = ["atomic_directory", "disk_errors", "write_file"]
 
-TORCH_WRITER = "PytorchStreamWriter"  # how torch.save names itself when a write fails
+# How torch.save speaks when a write fails.
+TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error")
 OS_ERROR = re.compile(r"os error (\d+)")
 
 
@@ -56,7 +57,7 @@ def disk_errors(target: Path) -> Iterator[None]:
         if number:
             code = int(number.group(1))
             raise OSError(code, os.strerror(code), str(target)) from error
-        if TORCH_WRITER in str(error):
+        if any(word in str(error) for word in TORCH_WRITER):
             raise OSError(f"{target} cannot be written; is the disk full?") from error
         raise
 

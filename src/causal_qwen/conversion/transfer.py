@@ -16,13 +16,14 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, weights_of
+from causal_qwen.conversion.card import conversion_card
 from causal_qwen.conversion.checkpoints import FAMILIES, WEIGHTS, read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.headers import ConversionError
 from causal_qwen.conversion.sources import Base, BaseFiles, open_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
 from causal_qwen.conversion.weights import parts_of, write_weights
-from causal_qwen.directories import check_output_directory
+from causal_qwen.directories import check_output_directory, check_space
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.progress import Watch, unwatched
@@ -76,6 +77,7 @@ class Conversion:
             self.processor.save_pretrained(temporary)
             report = json.dumps(self.report, indent=2, ensure_ascii=False, sort_keys=True)
             (temporary / REPORT_FILE).write_text(report + "\n", encoding="utf-8")
+            (temporary / "README.md").write_text(conversion_card(self.report), encoding="utf-8")
         return target
 
 
@@ -183,8 +185,7 @@ def _check_output(
     checkpoint = read_checkpoint(source, base=True)
     if output.resolve() in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
         raise ValueError(f"{output} holds the base itself; choose another place")
-    # The heads and the configuration are a few percent more.
-    check_output_directory(output, overwrite=overwrite, needed=round(1.05 * checkpoint.bytes(dtype)))
+    check_space(output, round(1.05 * checkpoint.bytes(dtype)))  # the heads are a few percent more
 
 
 def _transfer(

@@ -21,7 +21,7 @@ from causal_qwen.calibration.conformal import standardised_residuals
 from causal_qwen.calibration.positions import Positions, labelled_positions
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.data import BadRows, Reading, Source, labelled_batches
+from causal_qwen.data import BadRows, Files, Reading, Source, labelled_batches
 from causal_qwen.evaluation import metrics
 from causal_qwen.heads import exact
 from causal_qwen.intervals import interval, multiple
@@ -137,7 +137,7 @@ def evaluate(
             ready, each with tensors ``input_ids`` and ``labels`` (B, T), −100 ignored, and where there are
             any ``attention_mask`` and ``numeric_values``.
         reading: How rows become texts; `Reading.of` a trained model knows.
-        max_length: Tokens per row.
+        max_length: Tokens per row; never more than the context.
         batch_size: Rows per forward pass.
         bad_rows: Counts what is skipped; the first bad row stops by default.
 
@@ -155,7 +155,7 @@ def evaluate(
             processor,
             items,
             reading=reading,
-            max_length=max_length,
+            max_length=min(max_length, model.config.max_position_embeddings),
             batch_size=batch_size,
             bad_rows=bad_rows,
         )
@@ -164,7 +164,7 @@ def evaluate(
 
 def _first_looked_at(data: Source | Iterable[Batch]) -> tuple[Any, bool]:
     """The data, whole, and whether they are batches that are ready, which have tensors for labels."""
-    if isinstance(data, str | Path):
+    if isinstance(data, str | Path | Files):
         return data, False
     items: Iterator[Any] = iter(data)
     first = list(itertools.islice(items, 1))
