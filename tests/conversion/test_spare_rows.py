@@ -144,11 +144,16 @@ def test_a_gguf_file_in_each_form(rows, tied, options, tmp_path, monkeypatch):
 def test_a_directory_that_transformers_saved_from_a_gguf_file(tmp_path, monkeypatch, ids):
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path / "cache"))
     base = tiny_base(tie_word_embeddings=True)
-    write_gguf(base, tiny_tokenizer(), tmp_path / "tiny.gguf")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<|endoftext|>"], special_tokens=True)  # which transformers gives every Qwen2
+    write_gguf(base, tokenizer, tmp_path / "tiny.gguf")
     saved = tmp_path / "saved"
-    AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf").save_pretrained(saved)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    loaded.hf_quantizer = None  # some versions of transformers save it without, others need to be told
+    loaded.save_pretrained(saved)
+    assert "quantization_config" in json.loads((saved / "config.json").read_text())
     AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf").save_pretrained(saved)
-    first = tiny_tokenizer().vocab_size + 3  # two special tokens, and one that the file needs for its merge
+    first = len(tokenizer) + 1  # after the token that the file needs for its merge
     for source in (tmp_path / "tiny.gguf", saved):
         conversion = convert(source, calibration="none")
         assert conversion.report["num_token_id"] == first

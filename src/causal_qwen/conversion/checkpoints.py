@@ -147,7 +147,8 @@ def read_checkpoint(source: str | Path, *, base: bool = False) -> Checkpoint:
     architecture = _architecture(name, config)
     if base:
         _check_base(name, config)
-    if config.get("quantization_config"):
+    # What transformers has dequantised from a GGUF file still says so.
+    if config.get("quantization_config") and not _was_gguf(config["quantization_config"]):
         raise ConversionError(
             f"{name}: its weights are quantised (quantization_config); take a checkpoint in {WANTED}"
         )
@@ -248,6 +249,10 @@ def _check_base(source: str, config: dict[str, Any]) -> None:
     for flag in ("attention_bias", "mlp_bias"):
         if config["model_type"] == "llama" and config.get(flag):
             raise ConversionError(f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for")
+
+
+def _was_gguf(quantization: Any) -> bool:
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "gguf"
 
 
 def weight_files(directory: Path, source: str) -> list[Path]:

@@ -140,7 +140,7 @@ class Measured(NamedTuple):
 def _measure(
     model: CausalLM, U: Cauchy, U0: Cauchy, labels: Tensor, expected: Tensor, others: Tensor
 ) -> Measured:
-    """Of a few positions: U (n, D), U0 and labels (n,), the base's logits (n, V), which are not <NUM> (V,)."""
+    """Of a few positions: U (n, D), U0 and labels (n,), the base's logits (n, V); others than <NUM> (V,)."""
     logits = exact(model.token_logits(U.loc))  # (n, V) or (n, V + 1)
     difference = (logits[:, : expected.shape[-1]] - expected).abs_().masked_fill_(~others, 0)
     S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight, impl="fused")

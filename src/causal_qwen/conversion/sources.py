@@ -215,6 +215,7 @@ def _open_directory(name: str, directory: Path) -> BaseFiles:
         name,
         lambda: AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False),
     )
+    vars(config).pop("quantization_config", None)  # of what was dequantised before it was saved
     return BaseFiles(name, config, load_tokenizer(name, directory), directory)
 
 

@@ -122,7 +122,11 @@ def write_weights(file: Path, tensors: Mapping[str, TensorParts], *, watch: Watc
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor whose memory goes back to the system with it; what malloc gives it may keep for itself."""
     size = torch.Size(shape).numel() * dtype.itemsize
-    return torch.frombuffer(mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY), dtype=torch.uint8)[:size].view(dtype).view(shape)
+    return (
+        torch.frombuffer(mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY), dtype=torch.uint8)[:size]
+        .view(dtype)
+        .view(shape)
+    )
 
 
 class _Entry(NamedTuple):
