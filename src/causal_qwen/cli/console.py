@@ -7,9 +7,22 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from typing import Any, NoReturn
+from contextvars import ContextVar
+from typing import Any, NoReturn, TextIO
 
-__all__ = ["cell_text", "fail", "note", "print_json", "print_table", "quiet_libraries", "silent_stderr"]
+__all__ = [
+    "cell_text",
+    "complain",
+    "fail",
+    "note",
+    "print_json",
+    "print_table",
+    "quiet_libraries",
+    "silent_stderr",
+]
+
+# Where errors go while standard error is silent.
+_ERRORS: ContextVar[TextIO | None] = ContextVar("errors", default=None)
 
 
 def print_json(value: Any) -> None:
@@ -49,8 +62,13 @@ def note(message: str) -> None:
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
     """Say what is wrong on standard error and leave."""
-    print(f"error: {message}", file=sys.stderr)
+    complain(message)
     raise SystemExit(code)
+
+
+def complain(message: object) -> None:
+    """Say what is wrong on standard error, which --quiet does not silence, and go on."""
+    print(f"error: {message}", file=_ERRORS.get() or sys.stderr, flush=True)
 
 
 def quiet_libraries() -> None:
@@ -64,13 +82,23 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Nothing reaches standard error, be it from us, from a library or from compiled code."""
-    sys.stderr.flush()
+    """Nothing but `complain` reaches standard error, be it from us, from a library or from compiled code."""
+    stream = sys.stderr
+    stream.flush()
     before = os.dup(2)
+    with open(before, "w", encoding="utf-8") as errors, open(os.devnull, "w", encoding="utf-8") as void:
+        _ERRORS.set(errors if _is_descriptor_2(stream) else stream)
+        os.dup2(void.fileno(), 2)
+        try:
+            with redirect_stderr(void):
+                yield
+        finally:
+            os.dup2(before, 2)
+            _ERRORS.set(None)
+
+
+def _is_descriptor_2(stream: TextIO) -> bool:
     try:
-        with open(os.devnull, "w", encoding="utf-8") as void, redirect_stderr(void):
-            os.dup2(void.fileno(), 2)
-            yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+        return stream.fileno() == 2
+    except OSError:  # a stream in memory
+        return False

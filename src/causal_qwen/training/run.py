@@ -182,6 +182,8 @@ def _run(
     trained, adapter = as_one_model(module, model, recipe, arguments)
     metrics: dict[str, float] = {}
     if is_main:
+        if progress is not None:
+            progress("calibrating and evaluating …")
         _calibrate(trained, recipe, parts, batches)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
