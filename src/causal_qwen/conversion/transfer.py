@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, weights_of
+from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, quiet_transformers, weights_of
 from causal_qwen.conversion.card import conversion_card
 from causal_qwen.conversion.checkpoints import FAMILIES, WEIGHTS, read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
@@ -71,7 +71,8 @@ class Conversion:
         """
         target = Path(directory)
         with atomic_directory(target, overwrite=overwrite) as temporary:
-            self.model.save_pretrained(temporary, state_dict={})  # all but the weights
+            with quiet_transformers():
+                self.model.save_pretrained(temporary, state_dict={})  # all but the weights
             tensors = {name: parts_of(tensor) for name, tensor in _distinct(self.model).items()}
             write_weights(temporary / WEIGHTS, tensors, watch=watch, phase="writing")
             self.processor.save_pretrained(temporary)
