@@ -43,7 +43,7 @@ def forbidden(monkeypatch):
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr("causal_qwen.conversion.sources.load_weights", refuse)
+    monkeypatch.setattr("causal_qwen.conversion.sources.read_weights", refuse)
     monkeypatch.setattr("causal_qwen.conversion.loading.load_weights", refuse)
 
 

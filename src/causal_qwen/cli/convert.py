@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.progress import bar
 from causal_qwen.cli.push import check_access, upload
 from causal_qwen.directories import check_output_directory
 
@@ -51,6 +52,7 @@ def command(
         dtype=dtype,
         seed=seed,
         overwrite=overwrite,
+        watch=bar,
     ).report
     if push is not None:
         note(upload(out, push))

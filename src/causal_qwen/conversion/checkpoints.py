@@ -44,11 +44,13 @@ __all__ = [
     "CAUSAL",
     "EMBEDDED",
     "FAMILIES",
+    "WEIGHTS",
     "Checkpoint",
     "guarded",
     "locate",
     "read_checkpoint",
     "read_config",
+    "weight_files",
 ]
 
 EMBEDDED = "smollm2"
@@ -66,6 +68,12 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 JSON_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Fields of a configuration: keys of GGUF's metadata.
+SPECIAL_TOKENS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}
 WANTED = "float32, bfloat16 or float16, or a GGUF file"
 # What the libraries raise on files that are damaged, and on configurations that make no sense.
 DAMAGE = (
@@ -139,11 +147,12 @@ def read_checkpoint(source: str | Path, *, base: bool = False) -> Checkpoint:
     architecture = _architecture(name, config)
     if base:
         _check_base(name, config)
-    if config.get("quantization_config"):
+    # What transformers has dequantised from a GGUF file still says so.
+    if config.get("quantization_config") and not _was_gguf(config["quantization_config"]):
         raise ConversionError(
             f"{name}: its weights are quantised (quantization_config); take a checkpoint in {WANTED}"
         )
-    tensors = safetensors_headers(_weight_files(path, name), name)
+    tensors = safetensors_headers(weight_files(path, name), name)
     for tensor, entry in tensors.items():
         if entry.dtype not in FLOATS:
             raise ConversionError(
@@ -242,7 +251,11 @@ def _check_base(source: str, config: dict[str, Any]) -> None:
             raise ConversionError(f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for")
 
 
-def _weight_files(directory: Path, source: str) -> list[Path]:
+def _was_gguf(quantization: Any) -> bool:
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "gguf"
+
+
+def weight_files(directory: Path, source: str) -> list[Path]:
     """The safetensors files of a directory; every one that its index names is there."""
     index = directory / INDEX
     if index.is_file():
@@ -334,6 +347,8 @@ def _gguf_config(source: str, header: GGUFHeader) -> dict[str, Any]:
         )
     config["head_dim"] = header.size("attention.key_length") or config["hidden_size"] // heads
     config["rope_theta"] = header.size("rope.freq_base") or 10_000.0
+    for name, field in SPECIAL_TOKENS.items():
+        config[name] = header.metadata.get(f"tokenizer.ggml.{field}")
     return config
 
 

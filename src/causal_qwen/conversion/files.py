@@ -45,13 +45,18 @@ def atomic_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """A write that fails is an OSError, whoever writes: safetensors and torch raise errors of their own.
+    """A write that fails is an OSError that names a file, whoever writes: safetensors and torch raise errors
+    of their own, and a stream does not say whose it is.
 
     Raises:
         OSError: Naming ``target``; with the number of the system's error where it is known.
     """
     try:
         yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
     except (SafetensorError, RuntimeError) as error:
         number = OS_ERROR.search(str(error))
         if number:

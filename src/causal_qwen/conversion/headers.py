@@ -55,10 +55,12 @@ class TensorHeader:
     Args:
         shape: As torch has it.
         dtype: As its file names it: "F32", "BF16", "Q4_1".
+        start: Where its bytes begin in a GGUF file; safetensors finds them by name.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    start: int = 0
 
     @property
     def numel(self) -> int:
@@ -180,18 +182,21 @@ class _GGUFReader:
         for _ in range(entry_count):
             key = self.string()
             metadata[key] = self.value(self.scalar("<I"))
-        tensors: dict[str, TensorHeader] = {}
-        ends = [0]
+        table = []
         for _ in range(tensor_count):
             name = self.string()
             sizes = [self.scalar("<Q") for _ in range(self.scalar("<I"))]
-            kind = GGMLQuantizationType(self.scalar("<I"))
-            start = self.scalar("<Q")
-            tensors[name] = TensorHeader(tuple(reversed(sizes)), kind.name)
-            entries, bytes_ = GGML_QUANT_SIZES[kind]
-            ends.append(start + tensors[name].numel // entries * bytes_)
+            table.append((name, tuple(reversed(sizes)), self.scalar("<I"), self.scalar("<Q")))
         alignment = max(int(metadata.get("general.alignment", ALIGNMENT)), 1)
-        return GGUFHeader(metadata, tensors), -(-self.offset // alignment) * alignment + max(ends)
+        data = -(-self.offset // alignment) * alignment
+        tensors: dict[str, TensorHeader] = {}
+        end = data
+        for name, shape, number, start in table:
+            kind = GGMLQuantizationType(number)
+            tensors[name] = TensorHeader(shape, kind.name, data + start)
+            entries, bytes_ = GGML_QUANT_SIZES[kind]
+            end = max(end, data + start + tensors[name].numel // entries * bytes_)
+        return GGUFHeader(metadata, tensors), end
 
     def scalar(self, layout: str) -> Any:
         (value,) = struct.unpack_from(layout, self.data, self.offset)

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoConfig
 
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.assembly import load_weights
 from causal_qwen.conversion.checkpoints import CAUSAL, guarded, locate, read_checkpoint, read_config
 from causal_qwen.conversion.headers import ConversionError, read_json_object
-from causal_qwen.conversion.sources import load_base, load_tokenizer, load_weights
+from causal_qwen.conversion.sources import load_tokenizer, open_base
 from causal_qwen.conversion.transfer import convert
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -55,9 +56,9 @@ def load_processor(source: str | Path) -> CausalQwen2Processor:
     name = str(source)
     if read_config(name)["model_type"] in CAUSAL:
         return _converted_processor(name, locate(name, weights=False))
-    base = load_base(name)
+    base = open_base(name)
     return CausalQwen2Processor(
-        choose_num_token(base.tokenizer, base.model.config.vocab_size).tokenizer, numbers="text"
+        choose_num_token(base.tokenizer, base.config.vocab_size).tokenizer, numbers="text"
     )
 
 

@@ -6,8 +6,9 @@ a source is and whether it is whole is `checkpoints`' business.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import shutil
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,21 +29,39 @@ from transformers import (
 )
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble
 from causal_qwen.conversion.checkpoints import (
     ARCHITECTURES,
-    CAUSAL,
     DAMAGE,
     EMBEDDED,
     FAMILIES,
+    WEIGHTS,
+    Checkpoint,
     guarded,
     read_checkpoint,
+    weight_files,
 )
 from causal_qwen.conversion.files import atomic_directory
+from causal_qwen.conversion.gguf import gguf_config, gguf_tokenizer, gguf_weights
 from causal_qwen.conversion.headers import ConversionError, read_json_object
+from causal_qwen.conversion.weights import read_weights, weights_dtype, write_weights
 from causal_qwen.directories import cache_directory, check_space
+from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["EMBEDDED", "FAMILIES", "Base", "ConversionError", "load_base", "load_tokenizer", "load_weights"]
+__all__ = [
+    "EMBEDDED",
+    "FAMILIES",
+    "Base",
+    "BaseFiles",
+    "ConversionError",
+    "load_base",
+    "load_tokenizer",
+    "open_base",
+]
 
+logger = logging.getLogger(__name__)
+
+GENERATION_FILE = "generation_config.json"
 # What Llama and Qwen2 configurations share. rope_parameters matter most: without them theta is silently
 # 10,000.
 SHARED_FIELDS = (
@@ -81,103 +101,140 @@ class Base:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
+@dataclass(frozen=True)
+class BaseFiles:
+    """A base whose configuration and tokenizer have been read, and whose weights have not.
+
+    Args:
+        name: The source as it was given.
+        config: Of the checkpoint's own architecture.
+        tokenizer: The tokenizer that came with it.
+        directory: Where the weights are, or will be once `gguf` is dequantised.
+        gguf: The file that they are in, if it has not been dequantised yet.
+    """
+
+    name: str
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    directory: Path
+    gguf: Checkpoint | None = None
+
+    def read(self, *, dtype: torch.dtype | str = "auto", watch: Watch = unwatched) -> Weights:
+        """Read the weights, each tensor into memory of its own.
+
+        Args:
+            dtype: Of the weights; "auto" keeps the checkpoint's own: what config.json says, else what its
+                first tensor has; for a GGUF file its half type, and float32 if it is quantised.
+            watch: Told of dequantising and reading.
+
+        Raises:
+            ConversionError: If a tensor is damaged.
+            OSError: If there is no room for a dequantised model.
+        """
+        if self.gguf is not None:
+            self._dequantise(self.gguf, watch)
+        files = weight_files(self.directory, self.name)
+        if dtype == "auto":
+            dtype = self.config.dtype or weights_dtype(files) or torch.float32
+        family, config = _family(self.config)
+        config.dtype = wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        tensors = guarded(self.name, lambda: read_weights(files, dtype=wanted, watch=watch))
+        if not any(name.startswith("model.") for name in tensors):  # a backbone that was saved alone
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        if config.tie_word_embeddings and HEAD in tensors:
+            # Some checkpoints hold both. transformers ties them only if they are equal.
+            config.tie_word_embeddings = torch.equal(tensors[EMBEDDING], tensors[HEAD])
+            if config.tie_word_embeddings:
+                del tensors[HEAD]
+        if isinstance(self.config, LlamaConfig):
+            for name, weight in list(tensors.items()):
+                if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+                    tensors[name.replace(".weight", ".bias")] = weight.new_zeros(len(weight))
+        return Weights(family, config, tensors, self._generation_config())
+
+    def _dequantise(self, gguf: Checkpoint, watch: Watch) -> None:
+        """Write the model of a GGUF file as a checkpoint in safetensors."""
+        check_space(self.directory, gguf.bytes())
+        with atomic_directory(self.directory, overwrite=True) as temporary:
+            self.config.save_pretrained(temporary)
+            GenerationConfig.from_model_config(self.config).save_pretrained(temporary)
+            self.tokenizer.save_pretrained(temporary)
+            tensors = gguf_weights(gguf, self.config)
+            write_weights(temporary / WEIGHTS, tensors, watch=watch, phase="dequantising")
+
+    def _generation_config(self) -> GenerationConfig:
+        if (self.directory / GENERATION_FILE).is_file():
+            return guarded(self.name, lambda: GenerationConfig.from_pretrained(self.directory))
+        return GenerationConfig.from_model_config(self.config)
+
+
+def open_base(source: str | Path) -> BaseFiles:
+    """Find a base and read everything but its weights.
+
+    Args:
+        source: "smollm2", a local directory, a .gguf file or a hub id.
+
+    Raises:
+        ConversionError: If the source is missing, damaged, incomplete or of another architecture.
+    """
+    name = str(source)
+    checkpoint = read_checkpoint(name, base=True)
+    if checkpoint.path.is_dir():
+        return _open_directory(name, checkpoint.path)
+    config = gguf_config(checkpoint)
+    directory = _dequantised_directory(checkpoint.path, config.dtype)
+    if directory.is_dir():
+        try:
+            read_checkpoint(directory, base=True)
+            return _open_directory(name, directory)
+        except ConversionError as error:
+            logger.warning("%s is made again: %s", directory, error)
+    return BaseFiles(name, config, gguf_tokenizer(checkpoint), directory, checkpoint)
+
+
+def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto", watch: Watch = unwatched) -> Base:
     """Load a base model as one of the classes of `FAMILIES`.
 
     Args:
         source: "smollm2", a local directory, a .gguf file or a hub id.
-        dtype: Of the weights; "auto" keeps the checkpoint's own (float32 for GGUF).
+        dtype: Of the weights; "auto" keeps the checkpoint's own, as `BaseFiles.read` says.
+        watch: Told of dequantising and reading.
 
     Raises:
         ConversionError: If the source is missing, unreadable, incomplete or of another architecture.
     """
-    name = str(source)
-    path = read_checkpoint(name, base=True).path
-    model, tokenizer = _load(name, path if path.is_dir() else _dequantised(name, path), dtype)
-    return Base(name, model.eval(), tokenizer)
+    files = open_base(source)
+    weights = files.read(dtype=dtype, watch=watch)
+    model = assemble(files.name, weights.family, weights.config, weights.tensors)
+    model.generation_config = weights.generation_config
+    return Base(files.name, cast(PreTrainedModel, model.eval()), files.tokenizer)
 
 
-def _dequantised(source: str, file: Path) -> Path:
-    """A directory with the model of a GGUF file in float32, made once per file content.
+def _open_directory(name: str, directory: Path) -> BaseFiles:
+    config = guarded(
+        name,
+        lambda: AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False),
+    )
+    vars(config).pop("quantization_config", None)  # of what was dequantised before it was saved
+    return BaseFiles(name, config, load_tokenizer(name, directory), directory)
 
-    Reading GGUF takes half a minute (its vocabulary is parsed in Python), the directory well under a second.
-    """
+
+def _dequantised_directory(file: Path, dtype: torch.dtype) -> Path:
+    """Where the model of a GGUF file is kept in safetensors, made once per content of the file."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    directory = cache_directory() / f"gguf-{digest[:16]}"
-    if directory.is_dir() and not _is_whole(directory):
-        shutil.rmtree(directory)
-    if not directory.is_dir():
-        check_space(directory, read_checkpoint(file).bytes())
-        model, tokenizer = _load(source, file.parent, torch.float32, gguf_file=file.name)
-        with atomic_directory(directory) as temporary:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-    return directory
+    suffix = "" if dtype == torch.float32 else f"-{str(dtype).removeprefix('torch.')}"
+    return cache_directory() / f"gguf-{digest[:16]}{suffix}"
 
 
-def _is_whole(directory: Path) -> bool:
-    try:
-        read_checkpoint(directory)
-        load_tokenizer(str(directory), directory)
-    except ConversionError:
-        return False
-    return True
-
-
-def _load(
-    source: str, directory: Path, dtype: torch.dtype | str, *, gguf_file: str | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if gguf_file is not None:
-        options["gguf_file"] = gguf_file
-    config = guarded(source, lambda: AutoConfig.from_pretrained(directory, **options))
-    if gguf_file is None:
-        tokenizer = load_tokenizer(source, directory)
-    else:
-        tokenizer = guarded(source, lambda: AutoTokenizer.from_pretrained(directory, **options))
-    model = load_weights(source, directory, config, dtype, gguf_file=gguf_file)
-    if isinstance(config, LlamaConfig) or gguf_file is not None:
-        model = _plain(model)
-    return model, tokenizer
-
-
-def load_weights(
-    source: str,
-    directory: Path,
-    config: PreTrainedConfig,
-    dtype: torch.dtype | str,
-    *,
-    gguf_file: str | None = None,
-) -> Any:
-    """The model in its own class; a tensor that is missing is an error, never a random initialisation.
-
-    Args:
-        source: What errors call it.
-        directory: Where it is.
-        config: Of an architecture of `ARCHITECTURES` or `CAUSAL`.
-        dtype: Of the weights; "auto" keeps theirs.
-        gguf_file: A file of the directory, instead of safetensors.
-
-    Raises:
-        ConversionError: If a tensor is damaged, missing or misshapen.
-    """
-    architecture: Any = (ARCHITECTURES | CAUSAL)[config.model_type]
-    file = {"use_safetensors": True} if gguf_file is None else {"gguf_file": gguf_file}
-    model, info = guarded(
-        source,
-        lambda: architecture.from_pretrained(
-            directory, config=config, dtype=dtype, output_loading_info=True, local_files_only=True, **file
-        ),
-    )
-    for kind in ("missing_keys", "mismatched_keys"):
-        if info[kind]:
-            names = sorted(map(str, info[kind]))
-            raise ConversionError(
-                f"{source}: incomplete checkpoint, {len(names)} tensors with "
-                f"{kind.replace('_', ' ')} such as {names[0]}"
-            )
-    return model
+def _family(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
+    """The class of `FAMILIES` that computes the same function, and its configuration."""
+    if not isinstance(config, LlamaConfig):
+        return ARCHITECTURES[config.model_type], copy.deepcopy(config)
+    plain = Qwen2Config(**{name: getattr(config, name) for name in SHARED_FIELDS})
+    if config.head_dim != config.hidden_size // config.num_attention_heads:
+        plain.head_dim = config.head_dim
+    return Qwen2ForCausalLM, plain
 
 
 def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
@@ -221,34 +278,3 @@ def _check_chat_template(source: str, template: str | dict[str, str] | None) -> 
                 f"{source}: the chat template is damaged, line {error.lineno}: {error.message}; "
                 "mend chat_template.jinja, or take the base's"
             ) from error
-
-
-def _plain(base: PreTrainedModel) -> PreTrainedModel:
-    """The same function in a family: shared tensors, zero biases where Llama has none, no trace of
-    quantisation.
-    """
-    family: Any = type(base)
-    tensors = dict(base.state_dict())
-    if isinstance(base.config, LlamaConfig):
-        family = Qwen2ForCausalLM
-        config = Qwen2Config(**{name: getattr(base.config, name) for name in SHARED_FIELDS})
-    else:
-        fields = base.config.to_dict()
-        fields.pop("quantization_config", None)
-        config = family.config_class.from_dict(fields)
-    # By the weights themselves: transformers does not read the width of a head in a GGUF file.
-    head_dim = len(tensors["model.layers.0.self_attn.k_proj.weight"]) // config.num_key_value_heads
-    if head_dim != getattr(config, "head_dim", config.hidden_size // config.num_attention_heads):
-        config.head_dim = head_dim
-    if family is Qwen2ForCausalLM:
-        for name, weight in list(tensors.items()):
-            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-                tensors.setdefault(name.replace(".weight", ".bias"), weight.new_zeros(weight.shape[0]))
-    plain, info = family.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=base.dtype, output_loading_info=True
-    )
-    if info["missing_keys"] or info["unexpected_keys"]:
-        names = info["missing_keys"] or info["unexpected_keys"]
-        raise ConversionError(f"tensors do not fit {family.__name__}: {names}")
-    plain.generation_config = base.generation_config
-    return cast(PreTrainedModel, plain)
