@@ -126,8 +126,15 @@ class Individual:
 
     @classmethod
     def load(cls, file: str | Path) -> Individual:
-        """Read what `save` wrote."""
-        return cls.from_json(Path(file).read_text(encoding="utf-8"))
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: If the file holds no individual; it is named.
+        """
+        try:
+            return cls.from_json(Path(file).read_text(encoding="utf-8-sig"))
+        except ValueError as error:  # of UTF-8, too
+            raise ValueError(f"{file}: {error!s:.300}") from error
 
 
 def _path(data: str, shape: list[int]) -> Tensor:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from causal_qwen import Individual
 from causal_qwen.individual import one_per_row
 from fuzzing.inputs import ODD_VALUES, Drawn, Mutated, mutated_json
+from fuzzing.places import written
 from fuzzing.target import Target
 
 __all__ = ["TARGETS", "check_file", "check_several"]
@@ -21,8 +22,8 @@ def files() -> list[bytes]:
 
 
 def check_file(data: bytes) -> None:
-    """from_json → to_json → from_json is the same individual, whose noise is finite."""
-    person = Individual.from_json(data.decode("utf-8", "surrogateescape"))
+    """load → to_json → from_json is the same individual, whose noise is finite."""
+    person = Individual.load(written(data, ".json"))
     again = Individual.from_json(person.to_json())
     assert (again.seed, again.persistence, again.start) == (person.seed, person.persistence, person.start)
     assert (again.path is None) == (person.path is None)

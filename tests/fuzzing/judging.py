@@ -21,7 +21,7 @@ SOURCES = Path(causal_qwen.__file__).parents[1]
 # What this library declares that it raises.
 DECLARED = (ValueError, TypeError, OSError)
 RAISE = dis.opmap["RAISE_VARARGS"]
-SHORTEST_MESSAGE = 12
+SHORTEST_MESSAGE = 8
 LONGEST_MESSAGE = 1000  # of one line
 
 

@@ -1,8 +1,19 @@
 """All that is fuzzed."""
 
-from fuzzing import individuals, scanning, stopping
+from fuzzing import chats, configs, individuals, processing, recipes, rows, scanning, stopping, templates, weights
 from fuzzing.target import Target
 
 __all__ = ["TARGETS"]
 
-TARGETS: tuple[Target, ...] = (*scanning.TARGETS, *individuals.TARGETS, *stopping.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *scanning.TARGETS,
+    *processing.TARGETS,
+    *individuals.TARGETS,
+    *recipes.TARGETS,
+    *rows.TARGETS,
+    *templates.TARGETS,
+    *chats.TARGETS,
+    *configs.TARGETS,
+    *weights.TARGETS,
+    *stopping.TARGETS,
+)
