@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import queue
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from causal_qwen.kernels.library import build
 from fuzzing.judging import Counts
 from fuzzing.target import Target
 
@@ -161,15 +163,17 @@ def environment(*, sanitised: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if sanitised:
-        library = subprocess.run(
-            ["c++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        if not Path(library).is_file():
-            raise FileNotFoundError("the compiler has no AddressSanitizer: install libasan")
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        asked = [*compiler, "-print-file-name=libasan.so"]
+        sanitiser = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        if not Path(sanitiser).is_file():
+            raise FileNotFoundError(f"{compiler[0]} has no AddressSanitizer: install libasan")
+        # Here and not in the worker: the compiler itself would run under the sanitiser.
+        build(lambda line: None, extra=shlex.split(SANITISERS))
         variables |= {
-            "CXX": "c++",
+            "CXX": shlex.join(compiler),
             "CXXFLAGS": SANITISERS,
-            "LD_PRELOAD": library,
+            "LD_PRELOAD": sanitiser,
             # Python itself keeps memory until it ends.
             "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         }

@@ -1,6 +1,6 @@
 """All that is fuzzed."""
 
-from fuzzing import chats, configs, individuals, processing, recipes, rows, scanning, stopping, templates, weights
+from fuzzing import chats, configs, individuals, native, processing, recipes, rows, scanning, stopping, templates, weights
 from fuzzing.target import Target
 
 __all__ = ["TARGETS"]
@@ -15,5 +15,6 @@ TARGETS: tuple[Target, ...] = (
     *chats.TARGETS,
     *configs.TARGETS,
     *weights.TARGETS,
+    *native.TARGETS,
     *stopping.TARGETS,
 )
