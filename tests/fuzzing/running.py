@@ -1,6 +1,7 @@
 """Many inputs in processes of their own, and the corpus of those that failed."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from causal_qwen.kernels.library import build
 from fuzzing.judging import Counts
 from fuzzing.target import Target
+from fuzzing.worker import CURRENT, run_batch
 
 __all__ = ["CORPUS", "Batch", "batches", "keep", "run"]
 
@@ -50,14 +52,26 @@ def batches(targets: Sequence[Target], *, inputs: int, seed: int, size: int = 20
     return [part for *_, part in sorted(rounds, key=lambda entry: entry[:2])]
 
 
-def run(parts: Sequence[Batch], *, jobs: int) -> Iterator[tuple[Batch, Counts]]:
-    """The counts of each batch, in order, from ``jobs`` processes at a time."""
+def run(
+    parts: Sequence[Batch], *, jobs: int, module: str = "fuzzing.targets"
+) -> Iterator[tuple[Batch, Counts]]:
+    """The counts of each batch, in order.
+
+    Args:
+        parts: What to run.
+        jobs: Processes at a time; 0 runs all in this one, where a crash is the end and nothing is sanitised.
+        module: Whose TARGETS they are.
+    """
+    if jobs == 0:
+        for part in parts:
+            yield part, run_batch(*part)
+        return
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
         workers = queue.SimpleQueue[_Worker]()
         for index in range(jobs):
             place = Path(directory) / str(index)
             place.mkdir()
-            workers.put(_Worker(place))
+            workers.put(_Worker(place, module))
 
         def one(part: Batch) -> Counts:
             worker = workers.get()
@@ -80,6 +94,7 @@ class _Worker:
     """A `fuzzing.worker` process; another one when it dies."""
 
     directory: Path
+    module: str
     sanitised: bool = False
     process: "subprocess.Popen[str] | None" = None
 
@@ -97,11 +112,9 @@ class _Worker:
         assert process.stdout is not None
         task = {"target": target.name, "seed": seed, "count": count}
         line = ""
-        try:
+        with contextlib.suppress(BrokenPipeError):
             print(json.dumps(task), file=process.stdin, flush=True)
             line = process.stdout.readline()
-        except BrokenPipeError:
-            pass
         if line:
             answer = json.loads(line)
             answer["failures"] = [(base64.b64decode(data), said) for data, said in answer["failures"]]
@@ -118,7 +131,7 @@ class _Worker:
             self._current.unlink(missing_ok=True)
             with self._log.open("w") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "fuzzing.worker", str(self.directory)],
+                    [sys.executable, "-m", "fuzzing.worker", str(self.directory), self.module],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -129,9 +142,8 @@ class _Worker:
 
     def close(self) -> None:
         if self.process is not None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.communicate()
             self.process = None
 
     def _death(self, process: "subprocess.Popen[str]") -> str:
@@ -142,7 +154,7 @@ class _Worker:
 
     @property
     def _current(self) -> Path:
-        return self.directory / "current.bin"
+        return self.directory / CURRENT
 
     @property
     def _log(self) -> Path:
@@ -180,8 +192,10 @@ def environment(*, sanitised: bool) -> dict[str, str]:
     return variables
 
 
-def keep(target: Target, seed: int, failures: Sequence[tuple[bytes, str]], corpus: Path = CORPUS) -> list[Path]:
-    """Write failing inputs into the corpus, a few of those that fail alike.
+def keep(
+    target: Target, seed: int, failures: Sequence[tuple[bytes, str]], corpus: Path = CORPUS
+) -> list[tuple[Path, str]]:
+    """Write failing inputs into the corpus, a few of those that fail alike, and say of each what it said.
 
     Args:
         target: Whose they are.
@@ -190,7 +204,7 @@ def keep(target: Target, seed: int, failures: Sequence[tuple[bytes, str]], corpu
         corpus: Where to.
     """
     alike: dict[str, int] = {}
-    files = []
+    kept = []
     for data, said in sorted(failures, key=lambda failure: len(failure[0])):
         kind = said.partition(":")[0] + said.rpartition("(")[2]
         alike[kind] = alike.get(kind, 0) + 1
@@ -201,5 +215,5 @@ def keep(target: Target, seed: int, failures: Sequence[tuple[bytes, str]], corpu
         file.write_bytes(data)
         about = {"target": target.name, "seed": seed, "failure": said}
         file.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        files.append(file)
-    return files
+        kept.append((file, said))
+    return kept

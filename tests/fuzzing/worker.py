@@ -1,10 +1,11 @@
 """A process that runs batches: one JSON line in, one out. What it works on lies in a file, should it die.
 
-    python -m fuzzing.worker DIRECTORY
+    python -m fuzzing.worker DIRECTORY MODULE
 """
 
 import base64
 import faulthandler
+import importlib
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 
 from fuzzing.judging import Counts, judge
 from fuzzing.target import Target
-from fuzzing.targets import TARGETS
 
 CURRENT = "current.bin"
 MOST_MEMORY = 6 * 2**30
@@ -58,7 +58,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     if "LD_PRELOAD" not in os.environ:  # AddressSanitizer maps terabytes that it does not use
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    directory, targets = Path(sys.argv[1]), {target.name: target for target in TARGETS}
+    directory, module = Path(sys.argv[1]), importlib.import_module(sys.argv[2])
+    targets = {target.name: target for target in module.TARGETS}
     for line in sys.stdin:
         task = json.loads(line)
         counts = run_batch(targets[task["target"]], task["seed"], task["count"], directory / CURRENT)
