@@ -162,14 +162,16 @@ def digits_as_text(
     encoded = []
     for i in rest:
         prompt, completion = template.render(rows[i])
-        before = tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
-        after = tokenizer(f" {completion}", add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        before = tokenizer(prompt.text.rstrip(), add_special_tokens=False)["input_ids"]
+        after = tokenizer(f" {completion.text}", add_special_tokens=False)["input_ids"] + [
+            tokenizer.eos_token_id
+        ]
         encoded.append((before + after, [-100] * len(before) + after))
     steps = fine_tune(model, encoded, tokenizer.eos_token_id, recipe, seconds=seconds)
     model.eval()
     predicted = []
     for i in test:
-        prompt = template.render(rows[i])[0].rstrip()
+        prompt = template.prompt(rows[i]).text.rstrip()
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
         outputs = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False,

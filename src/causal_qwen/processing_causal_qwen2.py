@@ -49,6 +49,7 @@ class CausalQwen2Processor(ProcessorMixin):
         text: str | Sequence | None = None,
         *,
         numbers: str | None = None,
+        spans: Sequence[Sequence[Number]] | None = None,
         padding: bool | str = False,
         truncation: bool | str | None = None,
         max_length: int | None = None,
@@ -64,6 +65,7 @@ class CausalQwen2Processor(ProcessorMixin):
             text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list
                 of chats.
             numbers: "value" or "text", for this call.
+            spans: The numbers of each text, where they are known and not to be looked for.
             padding: As for a tokenizer, as are truncation, max_length, padding_side and stride.
             return_tensors: "pt" or "np"; lists by default.
             add_special_tokens: As for a tokenizer; a chat carries its own.
@@ -72,11 +74,19 @@ class CausalQwen2Processor(ProcessorMixin):
 
         Returns:
             input_ids, attention_mask and numeric_values (float64; 0 where there is no number), aligned.
+
+        Raises:
+            ValueError: If ``spans`` do not fit the texts, or a value of theirs is NaN or infinite.
         """
         texts, single, has_special_tokens = self._texts(text)
         mode = self.numbers if numbers is None else _checked(numbers)
         tokenizer, token = self._reader(texts)
-        spans = [scan(one) for one in texts] if mode == "value" else [[] for _ in texts]
+        if mode == "text":
+            spans = [[] for _ in texts]
+        elif spans is None:
+            spans = [scan(one) for one in texts]
+        else:
+            _check_spans(texts, spans)
         encoded = tokenizer(
             [_render(*pair, token) for pair in zip(texts, spans, strict=True)],
             padding=padding,
@@ -233,7 +243,7 @@ class CausalQwen2Processor(ProcessorMixin):
                 return list(text), False, False
         raise TypeError(f"text is {text!r:.80}; give a string, a list of strings, or chat messages")
 
-    def _align(self, ids: list[int], numbers: list[Number], offsets, width: int) -> np.ndarray:
+    def _align(self, ids: list[int], numbers: Sequence[Number], offsets, width: int) -> np.ndarray:
         """Values of one row; after truncation by the offset at which each <NUM> was written."""
         values = np.zeros(len(ids))
         if not numbers:
@@ -261,11 +271,29 @@ def _checked(numbers: str) -> str:
     return numbers
 
 
+def _check_spans(texts: list[str], spans: Sequence[Sequence[Number]]) -> None:
+    if len(spans) != len(texts):
+        raise ValueError(f"spans of {len(spans)} texts for {len(texts)} texts; they are aligned")
+    for index, (text, numbers) in enumerate(zip(texts, spans, strict=True)):
+        end = 0
+        for number in numbers:
+            if not end <= number.start < number.end <= len(text):
+                raise ValueError(
+                    f"a number at [{number.start}, {number.end}) of text {index}; numbers are in their order"
+                )
+            if not np.isfinite(number.value):
+                raise ValueError(
+                    f"the value at [{number.start}, {number.end}) of text {index} is {number.value}; "
+                    "only finite numbers can be read"
+                )
+            end = number.end
+
+
 def _is_chat(text) -> bool:
     return isinstance(text, list | tuple) and len(text) > 0 and isinstance(text[0], dict)
 
 
-def _render(text: str, numbers: list[Number], token: str) -> str:
+def _render(text: str, numbers: Sequence[Number], token: str) -> str:
     """The text with ``token`` in place of each number."""
     parts, end = [], 0
     for number in numbers:

@@ -64,3 +64,16 @@ def test_the_report_says_which_intervals_it_shows(tmp_path):
 def test_another_format_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"a report is \.html or \.md"):
         write_report(CASES["one"], tmp_path / "report.pdf", title="Report")
+
+
+@pytest.mark.parametrize("suffix", [".html", ".md"])
+def test_names_of_files_are_words_in_reports(tmp_path, suffix):
+    name = "<img src=x onerror=alert(1)>|`*[a](b)\n# c.csv"
+    path = tmp_path / f"report{suffix}"
+    write_report(CASES["one"], path, title=f"Evaluation of {name}", facts={"data": name})
+    page = path.read_text(encoding="utf-8")
+    assert "<img src=x" not in page
+    assert "&lt;img src=x" in page
+    if suffix == ".md":
+        assert "[a](b)" not in page
+        assert "\n# c" not in page

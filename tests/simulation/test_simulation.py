@@ -123,7 +123,9 @@ def test_command(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     assert {"cauchy_error_growth", "squared_error_growth", "parameter_errors"} <= set(printed)
-    assert (tmp_path / "simulation.png").exists()
-    table = CliRunner().invoke(app, [*small, "--no-plot"])
+    assert printed["plot"] is None
+    assert list(tmp_path.iterdir()) == []  # no picture that nobody asked for
+    table = CliRunner().invoke(app, [*small, "--plot", "deep/mine.png"])
+    assert (tmp_path / "deep" / "mine.png").exists()
     assert "number_slope" in table.stdout
     assert "growth at 30%" in table.stdout

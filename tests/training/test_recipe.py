@@ -39,6 +39,13 @@ def test_a_recipe_survives_its_file(tmp_path):
         ({"streaming": True, "max_steps": 3}, "validation is None; with streaming"),
         ({"fsdp": True, "method": "lora"}, "method is 'lora'; with fsdp"),
         ({"target": "x"}, "target is 'x'; it is a field of a template"),
+        ({"epochs": float("inf")}, "'epochs': inf does not serve"),
+        ({"gate_alpha": float("nan")}, "'gate_alpha': nan does not serve; it must be a finite number"),
+        ({"seed": -1}, "'seed': -1 does not serve"),
+        ({"output": " "}, "'output': ' ' does not serve; it must be a name"),
+        ({"lora_rank": 0}, "'lora_rank': 0 does not serve; it must be at least 1"),
+        ({"model": ["a"] * 1000}, "'model'"),
+        ({"delimiter": 5}, "'delimiter' with value 5"),
         ({"validation_fraction": 0.6, "calibration_fraction": 0.5}, "calibration_fraction is 0.5; with"),
     ],
     ids=lambda entry: ",".join(entry) if isinstance(entry, dict) else "",
@@ -48,6 +55,7 @@ def test_a_value_without_meaning_is_named_with_its_remedy(values, message):
         TrainingRecipe.from_mapping({"output": "o"} | values, source="mine.yaml")
     assert str(error.value).startswith("mine.yaml: ")
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 450
 
 
 def test_the_output_is_not_optional():

@@ -32,15 +32,20 @@ def print_table(
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header is not None
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_header=header is not None,
     )
     cells = [[cell_text(value) for value in row] for row in rows]
     for index in range(len(cells[0])):
         table.add_column(header[index] if header else "", style="cyan" if index == 0 else "", overflow="fold")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a file name may look like markup
     Console(highlight=False).print(table)
 
 

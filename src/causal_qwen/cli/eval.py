@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import note, print_json, print_table
+from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.models import load
 
 
@@ -19,6 +19,8 @@ def command(
     data: shared.Data,
     template: shared.Template = None,
     target: shared.Target = None,
+    delimiter: shared.Delimiter = None,
+    encoding: shared.Encoding = None,
     report: Annotated[
         Path, typer.Option(help="Report with pictures, .html or .md; one file.", dir_okay=False)
     ] = Path("evaluation.html"),
@@ -33,23 +35,33 @@ def command(
     """Measure a model on labelled data: every metric, and a report with pictures."""
     if not no_report and report.suffix.lower() not in (".html", ".md"):
         raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html or .md")
-    loaded, processor = load(model, device=device, dtype=dtype)
+    quiet_libraries()
     from tqdm import tqdm
 
-    from causal_qwen.data import BadRows, Reading, labelled_batches
+    from causal_qwen.data import BadRows, Files, Reading, labelled_batches
     from causal_qwen.evaluation import run_evaluation
     from causal_qwen.evaluation.report import write_report
 
     reading = Reading.of(model, template=template, target=target)
+    source = Files(data, delimiter=delimiter, encoding=encoding)
+    next(reading.examples(source, BadRows(on_bad_row, silent=True)), None)  # before anything is loaded
+    loaded, processor = load(model, device=device, dtype=dtype)
     bad_rows = BadRows(on_bad_row)
     batches = labelled_batches(
-        processor, data, reading=reading, max_length=max_length, batch_size=batch_size, bad_rows=bad_rows
+        processor,
+        source,
+        reading=reading,
+        max_length=min(max_length, loaded.config.max_position_embeddings),
+        batch_size=batch_size,
+        bad_rows=bad_rows,
     )
     start = time.perf_counter()
     evaluation = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))
     seconds = time.perf_counter() - start
     if len(evaluation.labels) == 0:
         raise ValueError(f"{data}: no row with a token to predict")
+    if bad_rows.count:
+        note(str(bad_rows))
     metrics = evaluation.metrics()
     if not no_report:
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,13 @@ Persistence = Annotated[
 DensityFloor = Annotated[float | None, typer.Option(help="Truncation of the noise; 0 truncates nothing.")]
 Seed = Annotated[int | None, typer.Option(help="Who speaks; drawn and printed if not given.", min=0)]
 Level = Annotated[float, typer.Option(help="Probability of the interval of each number.")]
-Data = Annotated[str, typer.Argument(help="JSONL, JSON, CSV, TSV, Parquet or text.")]
+Data = Annotated[str, typer.Argument(help="JSONL, JSON, CSV, TSV, Parquet or text; also .gz.")]
+Delimiter = Annotated[
+    str | None, typer.Option(help="Between the cells of a CSV file; seen from its header if not given.")
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Of the data's text, such as latin-1; UTF-8 if not given.")
+]
 Template = Annotated[str | None, typer.Option(help=TEMPLATE_HELP)]
 Target = Annotated[str | None, typer.Option(help="Field of the template that is to be predicted.")]
 BatchSize = Annotated[int, typer.Option(help="Rows per forward pass.", min=1)]

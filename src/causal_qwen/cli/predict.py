@@ -1,11 +1,13 @@
-"""causal-qwen predict MODEL DATA -o OUT."""
+"""causal-qwen predict MODEL [DATA]."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,15 +15,41 @@ from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.models import load
 
+if TYPE_CHECKING:
+    from causal_qwen.data import Source
+
+STANDARD_OUTPUT = Path("-")
+
 
 def command(
     model: shared.Model,
-    data: shared.Data,
+    data: Annotated[
+        str | None, typer.Argument(help="JSONL, JSON, CSV, TSV, Parquet or text; also .gz. Or give --row.")
+    ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="""One row instead of a file: '{"cut": "Ideal", "carat": 0.3}', or --row cut=Ideal --row """
+            "carat=0.3."
+        ),
+    ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Table to write: .csv, .parquet or .jsonl.", dir_okay=False)
-    ],
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Table to write: .csv, .parquet or .jsonl; - or nothing is standard output.",
+            dir_okay=False,
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["csv", "jsonl", "parquet"] | None,
+        typer.Option("--format", help="Of the table; by its suffix, and csv on standard output."),
+    ] = None,
     template: shared.Template = None,
     target: shared.Target = None,
+    delimiter: shared.Delimiter = None,
+    encoding: shared.Encoding = None,
     level: shared.Level = 0.9,
     raw: Annotated[
         bool, typer.Option("--raw", help="Intervals of the Cauchy law itself, not the calibrated ones.")
@@ -34,65 +62,135 @@ def command(
     as_json: shared.AsJson = False,
 ) -> None:
     """Predict the number that comes next in each row, with an interval; an interrupted run is continued."""
-    if output.exists() and not overwrite:
-        raise ValueError(f"{output} exists; choose another file, or allow --overwrite")
+    file = None if output in (None, STANDARD_OUTPUT) else output
+    if (data is None) == (not row):
+        raise ValueError("name a file with rows, or give one with --row; not both")
+    if file is not None and file.exists() and not overwrite:
+        raise ValueError(f"{file} exists; choose another file, or allow --overwrite")
+    if file is None and format == "parquet":
+        raise ValueError("--format parquet is written to a file; name one with -o")
+    if file is None and as_json and format == "csv":
+        raise ValueError("--json and --format csv on standard output; give one of them")
     quiet_libraries()
     from tqdm import tqdm
 
     from causal_qwen.cauchy import central_multiple
-    from causal_qwen.data import BadRows, Reading
+    from causal_qwen.data import BadRows, Files, Reading, read_columns
     from causal_qwen.evaluation import predict
-    from causal_qwen.evaluation.tables import GrowingTable
+    from causal_qwen.evaluation.predict import COLUMNS, column_of
+    from causal_qwen.evaluation.tables import GrowingTable, format_of, plain, print_rows
 
+    kind = format or ("csv" if file is None else format_of(file))
     central_multiple(level)  # a wrong level is named before anything is loaded
     reading = Reading.of(model, template=template, target=target)
+    source: Source = _rows(row) if row else Files(data or "", delimiter=delimiter, encoding=encoding)
+    columns = COLUMNS | {column_of(name): str for name in read_columns(source)}
+    next(reading.prompts(source, BadRows(on_bad_row, silent=True)), None)
     bad_rows = BadRows(on_bad_row)
-    settings = {
-        "model": _state(model),
-        "data": _state(data),
-        "template": reading.template,
-        "target": reading.target,
-        "level": level,
-        "raw": raw,
-    }
-    output.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    with GrowingTable(output, settings) as table:
+    intervals = "cauchy"
+
+    def records(first: int) -> Iterator[dict[str, Any]]:
+        nonlocal intervals
         loaded, processor = load(model, device=device, dtype=dtype)
-        if not raw and loaded.config.conformal_scores is None:
+        if not raw and loaded.config.conformal_scores is not None:
+            intervals = "conformal"
+        elif not raw:
             note("this model carries no calibration of its intervals: they are those of the Cauchy law")
-        if table.done:
-            note(f"continuing behind row {table.done - 1}")
         predictions = predict(
             loaded,
             processor,
-            data,
+            source,
             reading=reading,
             level=level,
             raw=raw,
             batch_size=batch_size,
             bad_rows=bad_rows,
-            start=table.done,
+            start=first,
         )
         bar = tqdm(predictions, desc="predicting", unit="row", disable=None)
-        for index, prediction in enumerate(bar, start=table.done):
-            table.write({"row": index, **asdict(prediction)})
+        return (prediction.record(index) for index, prediction in enumerate(bar, start=first))
+
+    if file is None:
+        if row and format is None and not as_json:
+            for record in map(plain, records(0)):
+                print_table(record["prompt"], [*_answer(record, level)])
+            return
+        count = print_rows(records(0), sys.stdout, format="jsonl" if as_json else kind, columns=columns)
+        note(f"{count} rows predicted" + (f"; {bad_rows}" if bad_rows.count else ""))
+        return
+    settings = {
+        "model": _state(model),
+        "data": row or _state(data or ""),
+        "template": reading.template,
+        "target": reading.target,
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "level": level,
+        "raw": raw,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with GrowingTable(file, settings, columns=columns, format=kind) as table:
+        if table.done:
+            note(f"continuing behind row {table.done - 1}")
+        for record in records(table.done):
+            table.write(record)
         count = table.finish()
     if count == 0:
-        note(f"{data} has no rows: {output} is empty")
+        note(f"{data} has no rows: {file} has its header alone")
+    if bad_rows.count:
+        note(str(bad_rows))
     summary = {
-        "output": str(output),
+        "output": str(file),
         "rows": count,
         "continued_from": table.done,
         "bad_rows": bad_rows.count,
         "level": level,
-        "intervals": "cauchy" if raw or loaded.config.conformal_scores is None else "conformal",
+        "intervals": intervals,
         "seconds": time.perf_counter() - start,
     }
     if as_json:
         print_json(summary)
     else:
-        print_table(str(output), summary.items())
+        print_table(str(file), summary.items())
+
+
+def _rows(texts: list[str]) -> list[Mapping[str, Any]]:
+    """Rows that were typed: each a JSON object, or one row of NAME=VALUE pairs.
+
+    Raises:
+        ValueError: If a text is neither.
+    """
+    rows: list[Mapping[str, Any]] = []
+    pairs: dict[str, str] = {}
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            try:
+                rows.append(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"--row {text:.60}: broken JSON ({error})") from None
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f'--row {text:.60}: write NAME=VALUE, or {{"NAME": VALUE, …}}')
+        if name.strip() in pairs:
+            raise ValueError(f"--row {name.strip()} is given twice; write several rows as JSON objects")
+        pairs[name.strip()] = value.strip()
+    if rows and pairs:
+        raise ValueError("--row as JSON and as NAME=VALUE; give one of them")
+    return rows or [pairs]
+
+
+def _answer(record: Mapping[str, Any], level: float) -> Iterator[tuple[str, object]]:
+    """What is shown of one prediction."""
+    yield "median", record["median"]
+    yield (
+        f"{level:.0%} interval",
+        " to ".join(
+            "unbounded" if record[end] is None else f"{record[end]:.6g}" for end in ("lower", "upper")
+        ),
+    )
+    yield "probability of a number", record["prob_num"]
 
 
 def _state(place: str) -> list[Any]:

@@ -10,11 +10,17 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table
 
+DEFAULT_PLOT = Path("simulation.png")
+
 
 def command(
-    plot: Annotated[Path, typer.Option(help="Picture to write, a .png.", dir_okay=False)] = Path(
-        "simulation.png"
-    ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Picture to write, a .png; simulation.png if not given, and none with --json.",
+            dir_okay=False,
+        ),
+    ] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Write no picture.")] = False,
     count: Annotated[int, typer.Option(help="Individuals to train on.")] = 8000,
     steps: Annotated[int, typer.Option(help="Steps of training.")] = 400,
@@ -25,12 +31,15 @@ def command(
     from causal_qwen.simulation import simulate
     from causal_qwen.simulation.plot import draw_simulation
 
+    if no_plot and plot is not None:
+        raise ValueError(f"--plot {plot} and --no-plot; give one of them")
+    file = None if no_plot else plot or (None if as_json else DEFAULT_PLOT)
     simulation = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
-    if not no_plot:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        draw_simulation(simulation, plot)
-        note(f"picture: {plot}")
-    summary = simulation.summary() | {"plot": None if no_plot else str(plot)}
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw_simulation(simulation, file)
+        note(f"picture: {file}")
+    summary = simulation.summary() | {"plot": None if file is None else str(file)}
     if as_json:
         print_json(summary)
         return

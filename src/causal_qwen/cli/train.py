@@ -29,6 +29,8 @@ def command(
         str | None, typer.Option(help='Sentence of a table\'s row: "A {cut} diamond costs {price}."')
     ] = None,
     target: Annotated[str | None, typer.Option(help="Field with which the completion begins.")] = None,
+    delimiter: shared.Delimiter = None,
+    encoding: shared.Encoding = None,
     validation: Annotated[str | None, typer.Option(help="File to evaluate on.")] = None,
     on_bad_row: Annotated[shared.OnBadRow | None, typer.Option(help="Stop at a bad row, or skip it.")] = None,
     method: Annotated[
@@ -58,6 +60,8 @@ def command(
         "output": str(output) if output else None,
         "template": template,
         "target": target,
+        "delimiter": delimiter,
+        "encoding": encoding,
         "validation": validation,
         "on_bad_row": on_bad_row,
         "method": method,
@@ -68,41 +72,44 @@ def command(
         "seed": seed,
         "report_to": report_to or None,
     }
+    note("preparing …")
+    quiet_libraries()
     flags = {name: value for name, value in options.items() if value is not None} | _settings(set_ or [])
     if dry_run:
         flags.setdefault("output", "unused")
-    note("preparing …")
-    quiet_libraries()
     from causal_qwen.training import TrainingRecipe, train
 
     recipe = TrainingRecipe.from_yaml(config, **flags) if config else TrainingRecipe.from_mapping(flags)
     if dry_run:
         _show(recipe)
         return
-    result = train(recipe, resume=resume, overwrite=overwrite)
+    result = train(recipe, resume=resume, overwrite=overwrite, progress=note)
     if not result.metrics:  # not the main process
         return
+    if result.was_finished:
+        note(
+            f"{result.output} is finished, and nothing was trained; to train it further begin a new run from "
+            f"it (--model {result.output} -o ANOTHER)"
+        )
     if as_json:
         print_json(
             {"output": str(result.output), "skipped_rows": result.skipped_rows, "metrics": result.metrics}
         )
         return
-    if result.skipped_rows:
-        note(f"{result.skipped_rows} rows were skipped")
     rows = [(name, f"{value:.4g}") for name, value in sorted(result.metrics.items())]
     print_table(f"{recipe.model} → {result.output}", rows)
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
     """KEY=VALUE pairs, each value read as YAML."""
-    import yaml
+    from causal_qwen.data.settings import parse_value
 
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--set {pair}: write KEY=VALUE")
-        settings[name.strip()] = yaml.safe_load(value)
+        settings[name.strip()] = parse_value(value, source=f"--set {name.strip()}")
     return settings
 
 
@@ -135,7 +142,14 @@ def _show(recipe: TrainingRecipe) -> None:
         ("calibration rows", str(len(parts.calibration))),
         ("skipped rows", str(parts.bad_rows.count)),
         ("tokens", str(sum(map(len, parts.sample)))),
-        ("numbers to learn", str(len(values))),
+        *(
+            (f"numbers to {use}", str(parts.numbers[name]))
+            for use, name in (
+                ("learn", "train"),
+                ("evaluate on", "validation"),
+                ("calibrate on", "calibration"),
+            )
+        ),
     ]
     if not recipe.streaming and recipe.packing:
         rows.append(("packed rows", str(len(list(parts.train)))))

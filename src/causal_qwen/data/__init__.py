@@ -1,7 +1,8 @@
 """Data: one way from a file or a row to a batch, for training, evaluation and prediction.
 
-`rows` reads files, `templates` and `reading` make texts of rows, `encoding` makes ids and values of texts,
-`batches` makes tensors. The package knows the processor, and no model.
+`files` and `rows` read files, `fields`, `templates` and `reading` make texts of rows, `encoding` makes ids
+and values of texts, `batches` makes tensors; `settings` reads recipes. The package knows the processor, and
+no model.
 """
 
 from causal_qwen.data.batches import (
@@ -13,9 +14,10 @@ from causal_qwen.data.batches import (
     windows_by_length,
 )
 from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
+from causal_qwen.data.files import Files
 from causal_qwen.data.reading import Example, Reading
-from causal_qwen.data.rows import BadRow, BadRows, Source, read_rows
-from causal_qwen.data.templates import Template
+from causal_qwen.data.rows import BadRow, BadRows, Source, read_columns, read_rows
+from causal_qwen.data.templates import Passage, Template
 
 __all__ = [
     "BadRow",
@@ -24,6 +26,8 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Example",
+    "Files",
+    "Passage",
     "Prompt",
     "Reading",
     "Source",
@@ -33,6 +37,7 @@ __all__ = [
     "encode_text",
     "labelled_batches",
     "prompt_batch",
+    "read_columns",
     "read_rows",
     "windows_by_length",
 ]

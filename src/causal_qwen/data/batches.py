@@ -168,7 +168,11 @@ class Collator:
         return cls(0 if padding is None else padding)
 
     def __call__(self, rows: Sequence[Encoded]) -> dict[str, Tensor]:
-        """input_ids, numeric_values (float64), labels, and attention_mask or position_ids, (B, T) each."""
+        """input_ids, numeric_values (float64), labels, and attention_mask or position_ids, (B, T) each.
+
+        Raises:
+            ValueError: If a value is NaN or infinite; row and position are named.
+        """
         longest = max(len(row) for row in rows)
         shape = (len(rows), longest)
         batch = {
@@ -187,4 +191,11 @@ class Collator:
                 extra[index] = torch.cat([torch.arange(length) for length in pieces])
             else:
                 extra[index, place] = 1
+        wrong = (~batch["numeric_values"].isfinite()).nonzero().tolist()
+        if wrong:
+            (index, position), *_ = wrong
+            value = batch["numeric_values"][index, position].item()
+            raise ValueError(
+                f"the value at row {index}, position {position} is {value}; only finite numbers are learned"
+            )
         return batch | {"position_ids" if self.packed else "attention_mask": extra}

@@ -6,7 +6,7 @@ to be answered. Labels are −100 where nothing is to be learned. This module kn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +15,19 @@ from torch import Tensor
 from causal_qwen.data.reading import Example, Reading
 from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.numbers import Number, scan
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["Encoded", "Encoder", "encode_prompt", "encode_text", "numbers_of"]
+__all__ = ["Encoded", "Encoder", "encode_prompt", "encode_text", "numbers_in", "numbers_of"]
 
 
 def encode_text(
-    processor: CausalQwen2Processor, text: str, *, begins: bool, numbers: str | None = None
+    processor: CausalQwen2Processor,
+    text: str,
+    *,
+    begins: bool,
+    numbers: str | None = None,
+    known: Sequence[Number] = (),
 ) -> tuple[list[int], list[float]]:
     """Ids and values of a text, with the project's one policy for the beginning-of-text token.
 
@@ -34,10 +40,57 @@ def encode_text(
         text: All of a text, or a part of it.
         begins: Whether it begins a sequence, and is no chat.
         numbers: "value" or "text"; the processor's by default.
+        known: Numbers of the text that are fields of a row, and numbers whatever their digits look like.
+
+    Raises:
+        ValueError: If the text has half a character, which JSON can write and UTF-8 cannot.
     """
-    encoding = processor(text, numbers=numbers, add_special_tokens=False)
+    if not text.isascii():
+        _check_encodable(text)
+    spans = [numbers_in(text, known)] if known else None
+    encoding = processor(text, numbers=numbers, spans=spans, add_special_tokens=False)
     beginning = _beginning(processor) if begins else []
     return [*beginning, *encoding["input_ids"]], [*(0.0 for _ in beginning), *encoding["numeric_values"]]
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"half a character (U+{ord(text[error.start]):04X}) at position {error.start}"
+        raise ValueError(f"the text has {half}; remove it, or write the whole one") from None
+
+
+def numbers_in(text: str, known: Sequence[Number]) -> list[Number]:
+    """The known numbers of a text, and those that `scan` finds around them.
+
+    A known number stands as "1" while the rest is scanned, so that how the rest is read does not depend on
+    the digits of a field.
+
+    Args:
+        text: Any string.
+        known: In their order, without overlap.
+    """
+    pieces: list[str] = []
+    places: list[int] = []  # of each "1" in the text that is scanned
+    end = length = 0
+    for number in known:
+        pieces += (text[end : number.start], "1")
+        length += number.start - end + 1
+        places.append(length - 1)
+        end = number.end
+    pieces.append(text[end:])
+    numbers: list[Number] = []
+    before, shift = 0, 0  # known numbers that lie before, and by how many characters they are longer than "1"
+    for number in scan("".join(pieces)):
+        while before < len(places) and places[before] < number.start:
+            numbers.append(known[before])
+            shift += known[before].end - known[before].start - 1
+            before += 1
+        if before == len(places) or places[before] >= number.end:
+            start, stop = number.start + shift, number.end + shift
+            numbers.append(Number(start, stop, number.text, number.value))
+    return [*numbers, *known[before:]]
 
 
 def _beginning(processor: CausalQwen2Processor) -> list[int]:
@@ -109,9 +162,11 @@ class Encoder:
         ids: list[int] = []
         values: list[float] = []
         labels: list[int] = []
-        for text, learned in self._parts(example):
+        for text, known, learned in self._parts(example):
             begins = example.messages is None and not ids
-            part_ids, part_values = encode_text(self.processor, text, begins=begins, numbers="value")
+            part_ids, part_values = encode_text(
+                self.processor, text, begins=begins, numbers="value", known=known
+            )
             ids += part_ids
             values += part_values
             keep = learned or not self.reading.completion_only
@@ -124,19 +179,23 @@ class Encoder:
         labels[:1] = [IGNORE_INDEX] * len(labels[:1])  # nothing comes before the first token
         return Encoded(ids, values, labels)
 
-    def _parts(self, example: Example) -> list[tuple[str, bool]]:
-        """(text, learned) parts: of a chat, what each message adds to the text of those before it."""
+    def _parts(self, example: Example) -> list[tuple[str, Sequence[Number], bool]]:
+        """(text, known numbers, learned): of a chat, what each message adds to the text of those before."""
         if example.messages is None:
-            return [(example.prompt, False), (example.completion, True)]
-        messages, parts, before = list(example.messages), [], ""
+            return [
+                (example.prompt, example.prompt_numbers, False),
+                (example.completion, example.completion_numbers, True),
+            ]
+        messages, before = list(example.messages), ""
+        parts: list[tuple[str, Sequence[Number], bool]] = []
         for end, message in enumerate(messages, start=1):
             learned = message["role"] == "assistant"
             if learned:
                 opened = self.processor.apply_chat_template(messages[: end - 1], add_generation_prompt=True)
-                parts.append((_rest(opened, before), False))
+                parts.append((_rest(opened, before), (), False))
                 before = opened
             text = self.processor.apply_chat_template(messages[:end])
-            parts.append((_rest(text, before), learned))
+            parts.append((_rest(text, before), (), learned))
             before = text
         return [part for part in parts if part[0]]
 
@@ -166,11 +225,12 @@ def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[st
     Raises:
         ValueError: If it has a number that is not finite.
     """
+    known: Sequence[Number] = ()
     if example.messages is None:
-        text = example.prompt
+        text, known = example.prompt, example.prompt_numbers
     else:
         text = processor.apply_chat_template(list(example.messages), add_generation_prompt=True)
-    ids, values = encode_text(processor, text, begins=example.messages is None)
+    ids, values = encode_text(processor, text, begins=example.messages is None, known=known)
     return text, Encoded(ids, values, [IGNORE_INDEX] * len(ids))
 
 

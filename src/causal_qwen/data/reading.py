@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from causal_qwen.data.rows import BadRows, Row, Source, read_rows
+from causal_qwen.data.settings import read_settings
 from causal_qwen.data.templates import Template
+from causal_qwen.numbers import Number
 
 __all__ = ["Example", "Reading"]
 
@@ -34,12 +34,18 @@ class Example:
         completion: Text that is to be learned; empty where it is what is wanted.
         where: File and line.
         messages: A chat instead of the two texts.
+        prompt_numbers: Numbers in the prompt that are fields of a row.
+        completion_numbers: Those in the completion.
+        row: As it was read.
     """
 
     prompt: str
     completion: str
     where: str
     messages: tuple[Mapping[str, str], ...] | None = None
+    prompt_numbers: tuple[Number, ...] = ()
+    completion_numbers: tuple[Number, ...] = ()
+    row: Row = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Reading:
         append_eos: Whether the end of a text counts.
 
     Raises:
-        ValueError: If there is a target without a template.
+        ValueError: If there is a target without a template, or a value is of another type.
     """
 
     template: str | None = None
@@ -62,6 +68,15 @@ class Reading:
     append_eos: bool = True
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("template", str),
+            ("target", str),
+            ("completion_only", bool),
+            ("append_eos", bool),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (value is None and kind is str):
+                raise ValueError(f"{name} is {value!r:.40}; it must be a {kind.__name__}")
         if self.target is not None and self.template is None:
             raise ValueError(f"target is {self.target!r}, a field of a template; there is no template")
 
@@ -75,7 +90,7 @@ class Reading:
             target: Stands above the recipe's.
         """
         file = Path(directory) / RECIPE_FILE
-        recipe = (yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None) or {}
+        recipe = read_settings(file) if file.is_file() else {}
         settings = {one.name: recipe[one.name] for one in dataclasses.fields(cls) if one.name in recipe}
         if template is not None:
             settings |= {"template": template, "target": target}
@@ -118,12 +133,19 @@ def _read(
         except ValueError as error:
             bad_rows.add(where, str(error))
             continue
-        yield example
+        yield replace(example, row=row)
 
 
 def _example(where: str, row: Row, template: Template | None) -> Example:
     if template is not None:
-        return Example(*template.render(row), where)
+        before, after = template.render(row)
+        return Example(
+            before.text,
+            after.text,
+            where,
+            prompt_numbers=before.numbers,
+            completion_numbers=after.numbers,
+        )
     if "messages" in row:
         messages = _messages(row["messages"])
         if not any(message["role"] == ASSISTANT for message in messages):
@@ -138,7 +160,8 @@ def _example(where: str, row: Row, template: Template | None) -> Example:
 
 def _prompt(where: str, row: Row, template: Template | None) -> Example:
     if template is not None:
-        return Example(template.prompt(row), "", where)
+        passage = template.prompt(row)
+        return Example(passage.text, "", where, prompt_numbers=passage.numbers)
     if "messages" in row:
         messages = list(_messages(row["messages"]))
         while messages and messages[-1]["role"] == ASSISTANT:

@@ -222,7 +222,7 @@ def forecast(tuned: Tuned, directory: Path, *, level: float = 0.9) -> Forecast:
 
 def ask_what_if(tuned: Tuned) -> Counterfactual:
     """One individual's fuel economy with its own engine, and with a smaller one."""
-    factual, changed = SENTENCE.prompt(FACTUAL), SENTENCE.prompt(FACTUAL | CHANGE)
+    factual, changed = SENTENCE.prompt(FACTUAL).text, SENTENCE.prompt(FACTUAL | CHANGE).text
     return counterfactual(tuned.model, tuned.processor, factual, [changed], SEED, max_new_tokens=1)
 
 
@@ -238,7 +238,7 @@ def report(
     model: Path,
 ) -> None:
     """Write the page with its pictures."""
-    tokens, probs, U = _explained(tuned, SENTENCE.prompt(FACTUAL | CHANGE))
+    tokens, probs, U = _explained(tuned, SENTENCE.prompt(FACTUAL | CHANGE).text)
     command = f'causal-qwen generate {model} "{prompt}"'
     sections = [
         Section(

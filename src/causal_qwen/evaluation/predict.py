@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
+from causal_qwen.data.rows import Row
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["COLUMNS", "Prediction", "column_of", "predict"]
 
+# Of a table of predictions, before the columns of its rows.
+COLUMNS = {
+    "row": int,
+    "source": str,
+    "prompt": str,
+    "median": float,
+    "lower": float,
+    "upper": float,
+    "prob_num": float,
+}
 INPUTS = ("input_ids", "attention_mask", "numeric_values")
 
 
@@ -31,6 +42,7 @@ class Prediction:
         lower: Lower end of the interval.
         upper: Upper end of the interval.
         prob_num: P_<NUM>, that the next token is a number at all.
+        fields: The row as it was read.
     """
 
     source: str
@@ -39,6 +51,21 @@ class Prediction:
     lower: float
     upper: float
     prob_num: float
+    fields: Row = field(default_factory=dict)
+
+    def record(self, index: int) -> dict[str, Any]:
+        """A row of a table: `COLUMNS`, and the fields of the row under their names.
+
+        A field that is called like one of our columns gets "input_" before its name.
+        """
+        record: dict[str, Any] = {name: getattr(self, name) for name in COLUMNS if name != "row"}
+        record = {"row": index} | record
+        return record | {column_of(name): value for name, value in self.fields.items()}
+
+
+def column_of(name: str) -> str:
+    """The column of a table of predictions in which a field of a row stands."""
+    return f"input_{name}" if name in COLUMNS else name
 
 
 class _Question(NamedTuple):
@@ -47,6 +74,7 @@ class _Question(NamedTuple):
     source: str
     prompt: str
     row: Encoded
+    fields: Row
 
 
 def predict(
@@ -89,7 +117,11 @@ def predict(
             numbers = model.predict_number(inputs, level, raw=raw)
             columns = (numbers.median, numbers.lower, numbers.upper, numbers.prob_num)  # (B,) each
             for index, *entries in zip(batch, *(column.tolist() for column in columns), strict=True):
-                predictions[index] = Prediction(window[index].source, window[index].prompt, *entries)
+                question = window[index]
+                median, lower, upper, prob_num = entries
+                predictions[index] = Prediction(
+                    question.source, question.prompt, median, lower, upper, prob_num, question.fields
+                )
         yield from (predictions[index] for index in range(len(window)))
 
 
@@ -108,6 +140,6 @@ def _questions(
             bad_rows.add(example.where, str(error))
             continue
         if 0 < len(row) <= longest:
-            yield _Question(example.where, prompt, row)
+            yield _Question(example.where, prompt, row, example.row)
         else:
             bad_rows.add(example.where, f"the prompt has {len(row)} tokens; the model reads 1 to {longest}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from causal_qwen.conversion.files import write_file
 from causal_qwen.evaluation import page, plots
+from causal_qwen.evaluation.markdown import words
 from causal_qwen.evaluation.run import Evaluation
 
 __all__ = ["REPORT_FORMATS", "write_report"]
@@ -76,14 +77,14 @@ def write_report(
         page.write_page(path, title=title, lead="", sections=sections)
         return
     lines = [
-        f"# {title}",
+        f"# {words(title)}",
         "",
-        *(f"- **{name}**: {fact}" for name, fact in facts.items()),
+        *(f"- **{words(name)}**: {words(fact)}" for name, fact in facts.items()),
         "",
         *(f"![{caption}]({page.data_address(png)})\n" for caption, png in pictures.items()),
         f"| {' | '.join(HEADER)} |",
         "| --- | ---: | --- |",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *(f"| {' | '.join(map(words, row))} |" for row in rows),
     ]
     write_file(path, "\n".join(lines) + "\n")
 

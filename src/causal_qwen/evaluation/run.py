@@ -21,7 +21,7 @@ from causal_qwen.calibration.conformal import standardised_residuals
 from causal_qwen.calibration.positions import Positions, labelled_positions
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.data import BadRows, Reading, Source, labelled_batches
+from causal_qwen.data import BadRows, Files, Reading, Source, labelled_batches
 from causal_qwen.evaluation import metrics
 from causal_qwen.heads import exact
 from causal_qwen.intervals import interval, multiple
@@ -164,7 +164,7 @@ def evaluate(
 
 def _first_looked_at(data: Source | Iterable[Batch]) -> tuple[Any, bool]:
     """The data, whole, and whether they are batches that are ready, which have tensors for labels."""
-    if isinstance(data, str | Path):
+    if isinstance(data, str | Path | Files):
         return data, False
     items: Iterator[Any] = iter(data)
     first = list(itertools.islice(items, 1))

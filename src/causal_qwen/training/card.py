@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from causal_qwen.configuration import CausalFields
 from causal_qwen.data import BadRows
+from causal_qwen.evaluation.markdown import code, words
 from causal_qwen.training.recipe import TrainingRecipe
 
 __all__ = ["model_card"]
@@ -22,6 +23,7 @@ SHOWN = {
     "train/steps": "steps",
     "train/seconds": "seconds",
     "train/rows": "training rows",
+    "train/numbers": "numbers learned from",
 }
 
 
@@ -47,9 +49,9 @@ pipeline_tag: text-generation
 tags: [causal-qwen]
 ---
 
-# {recipe.run_name or "A CausalQwen model"}
+# {words(recipe.run_name or "A CausalQwen model")}
 
-Trained from `{recipe.model}` with method `{recipe.method}`, learning rate {recipe.learning_rate:g}
+Trained from {code(recipe.model)} with method `{recipe.method}`, learning rate {recipe.learning_rate:g}
 (heads {recipe.heads_learning_rate:g}), seed {recipe.seed}; the whole recipe is in `recipe.yaml`.{skipped}
 
 | metric | meaning | value |

@@ -13,13 +13,14 @@ import torch
 from causal_qwen import conversion
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.vocabulary import choose_num_token
-from causal_qwen.data import BadRows, Encoded, Encoder, Reading, Source
+from causal_qwen.data import BadRows, Encoded, Encoder, Files, Reading, Source
 from causal_qwen.data.batches import pack
+from causal_qwen.data.encoding import numbers_of
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
 
-__all__ = ["Rows", "load_model", "load_processor", "prepare_rows", "split"]
+__all__ = ["Rows", "check_files", "load_model", "load_processor", "prepare_rows", "split"]
 
 STREAM_HEAD = 2000  # rows of a stream that the value space is fitted to
 
@@ -34,6 +35,23 @@ class Rows:
     calibration: list[Encoded]  # rows to calibrate intervals on
     bad_rows: BadRows  # what was skipped
     digest: str  # of all training rows; of a stream, of its head
+    num_token_id: int  # <NUM>
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """How many numbers are learned, evaluated and calibrated on; of a stream, learned in its head."""
+        parts = {"train": self.sample, "validation": self.validation, "calibration": self.calibration}
+        return {name: len(numbers_of(rows, self.num_token_id)) for name, rows in parts.items()}
+
+    def __str__(self) -> str:
+        """What is learned from, in a line."""
+        rows = {"train": self.sample, "validation": self.validation, "calibration": self.calibration}
+        phrases = [f"{len(rows[name])} rows with {count} numbers" for name, count in self.numbers.items()]
+        head = "the first " if isinstance(self.train, StreamedRows) else ""
+        skipped = f"; {self.bad_rows}" if self.bad_rows.count else ""
+        learned, evaluated, calibrated = phrases
+        rest = f"evaluating on {evaluated}, calibrating on {calibrated}{skipped}"
+        return f"learning from {head}{learned}, {rest}"
 
 
 def load_model(recipe: TrainingRecipe) -> tuple[CausalLM, CausalQwen2Processor]:
@@ -61,23 +79,32 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
     Raises:
         ValueError: If there is no data, or no row is left to train on.
     """
-    source = recipe.data if source is None else source
+    if source is None and recipe.data is not None:
+        source = _files(recipe, recipe.data)
     if source is None:
         raise ValueError("no data: name a file in the recipe (data: …), or hand rows to train()")
     bad_rows = BadRows(recipe.on_bad_row)
-    reading = Reading(recipe.template, recipe.target, recipe.completion_only, recipe.append_eos)
-    encoder = Encoder(processor, reading, recipe.max_length)
+    encoder = Encoder(processor, _reading(recipe), recipe.max_length)
 
-    validation = [] if recipe.validation is None else list(encoder.rows(recipe.validation, bad_rows))
+    held_out = None if recipe.validation is None else _files(recipe, recipe.validation)
+    validation = [] if held_out is None else list(encoder.rows(held_out, bad_rows))
     if recipe.streaming:
-        head = list(itertools.islice(encoder.rows(source, BadRows(recipe.on_bad_row)), STREAM_HEAD))
+        head = list(itertools.islice(encoder.rows(source, bad_rows), STREAM_HEAD))
         count = round(len(validation) * recipe.calibration_fraction)
         stream = StreamedRows(
             lambda: _maybe_packed(encoder.rows(source, BadRows(recipe.on_bad_row)), recipe),
             buffer=recipe.shuffle_buffer,
             seed=recipe.seed,
         )
-        return Rows(stream, head, validation[count:], validation[:count], bad_rows, _digest(head))
+        return Rows(
+            train=stream,
+            sample=head,
+            validation=validation[count:],
+            calibration=validation[:count],
+            bad_rows=bad_rows,
+            digest=_digest(head),
+            num_token_id=processor.num_token_id,
+        )
     rows = list(encoder.rows(source, bad_rows))
     validation_part, calibration_part, training_part = split(len(rows), recipe)
     train = [rows[i] for i in training_part]
@@ -88,7 +115,31 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
         calibration=[rows[i] for i in calibration_part],
         bad_rows=bad_rows,
         digest=_digest(train),
+        num_token_id=processor.num_token_id,
     )
+
+
+def check_files(recipe: TrainingRecipe) -> None:
+    """Read the first usable row of each file, which takes no model.
+
+    Raises:
+        ValueError: If a file is missing or unreadable, or has no usable row.
+    """
+    for paths in (recipe.data, recipe.validation):
+        if paths is not None:
+            examples = _reading(recipe).examples(
+                _files(recipe, paths), BadRows(recipe.on_bad_row, silent=True)
+            )
+            if next(examples, None) is None:
+                raise ValueError(f"{paths if isinstance(paths, str) else ', '.join(paths)}: no usable row")
+
+
+def _reading(recipe: TrainingRecipe) -> Reading:
+    return Reading(recipe.template, recipe.target, recipe.completion_only, recipe.append_eos)
+
+
+def _files(recipe: TrainingRecipe, paths: str | list[str]) -> Files:
+    return Files(paths, delimiter=recipe.delimiter, encoding=recipe.encoding)
 
 
 def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], list[int]]:
@@ -101,7 +152,8 @@ def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], lis
     first = round(count * recipe.validation_fraction) if recipe.validation is None else 0
     second = first + round(count * recipe.calibration_fraction)
     if count <= second:
-        raise ValueError(f"{count} usable rows; none are left to train on")
+        rows = "1 usable row" if count == 1 else f"{count} usable rows"
+        raise ValueError(f"{rows}; none are left to train on")
     return order[:first], order[first:second], order[second:]
 
 

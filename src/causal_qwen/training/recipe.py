@@ -5,6 +5,8 @@ The annotations are evaluated (no `from __future__ import annotations`): `strict
 
 import dataclasses
 import difflib
+import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any, Literal, Self, get_args
 import yaml
 from huggingface_hub.dataclasses import strict, validated_field
 from huggingface_hub.errors import StrictDataclassError
+
+from causal_qwen.data.settings import read_settings
 
 __all__ = ["TrainingRecipe"]
 
@@ -28,9 +32,13 @@ def _rule(holds: Callable[[Any], bool], remedy: str) -> Callable[[Any], None]:
 
 
 COUNT = _rule(lambda value: value >= 1, "at least 1")
-POSITIVE = _rule(lambda value: value > 0, "above 0")
-NOT_NEGATIVE = _rule(lambda value: value >= 0, "at least 0")
+POSITIVE = _rule(lambda value: 0 < value < math.inf, "above 0")
+NOT_NEGATIVE = _rule(lambda value: 0 <= value < math.inf, "at least 0")
+FINITE = _rule(math.isfinite, "a finite number")
+SEED = _rule(lambda value: 0 <= value < 2**32, "at least 0 and below 2³²")
+NOT_BLANK = _rule(lambda value: bool(value.strip()), "a name")
 SHARE = _rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
+LONGEST_MESSAGE = 400  # characters; a value may be a page long
 TRACKERS = ("wandb", "tensorboard", "trackio")
 TRACKED = _rule(lambda names: set(names) <= set(TRACKERS), f"a list of {', '.join(TRACKERS)}")
 
@@ -42,12 +50,16 @@ class TrainingRecipe:
 
     Args:
         data: Files to train on: JSONL, JSON, CSV, TSV, Parquet or text; "package:NAME/PATH" is a file of an
-            installed package. None when rows are handed to `train`.
+            installed package. A suffix .gz is decompressed. None when rows are handed to `train`.
         output: Directory of the trained model; it appears only when it is complete. The run itself lives
             beside it, in OUTPUT.run, until then.
         model: A converted directory, or a source such as smollm2, which is converted first.
         template: Makes a sentence of each row of a table.
-        target: Field of the template with which the completion begins.
+        target: Field of the template with which the completion begins: a number in every row, unless the
+            template writes it as text, {target!s}.
+        delimiter: Between the cells of CSV files; None takes a tab in .tsv, else a comma, or what separates a
+            header that has no comma.
+        encoding: Of the data's text, such as latin-1; None is UTF-8.
         validation: File to evaluate on; None takes ``validation_fraction`` of the data.
         validation_fraction: Share of the rows kept to evaluate on.
         calibration_fraction: Share of the rows kept to calibrate the intervals on.
@@ -107,25 +119,27 @@ class TrainingRecipe:
     """
 
     data: str | list[str] | None = None
-    output: str
-    model: str = "smollm2"
+    output: str = validated_field(NOT_BLANK)
+    model: str = validated_field(NOT_BLANK, default="smollm2")
     template: str | None = None
     target: str | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
     validation: str | None = None
     validation_fraction: float | int = validated_field(SHARE, default=0.1)
     calibration_fraction: float | int = validated_field(SHARE, default=0.1)
     on_bad_row: Literal["error", "skip"] = "error"
     streaming: bool = False
-    shuffle_buffer: int = 1000
+    shuffle_buffer: int = validated_field(COUNT, default=1000)
     max_length: int = validated_field(COUNT, default=512)
     packing: bool = False
     group_by_length: bool = False
     completion_only: bool = True
     append_eos: bool = True
     method: Literal["full", "lora", "heads"] = "full"
-    lora_rank: int = 16
-    lora_alpha: float | int = 32.0
-    lora_dropout: float | int = 0.0
+    lora_rank: int = validated_field(COUNT, default=16)
+    lora_alpha: float | int = validated_field(POSITIVE, default=32.0)
+    lora_dropout: float | int = validated_field(SHARE, default=0.0)
     learning_rate: float | int = validated_field(POSITIVE, default=3e-5)
     heads_learning_rate: float | int = validated_field(POSITIVE, default=1e-3)
     weight_decay: float | int = validated_field(NOT_NEGATIVE, default=0.01)
@@ -140,22 +154,22 @@ class TrainingRecipe:
     fsdp: bool = False
     loss_impl: Literal["fused", "sampled", "reference"] = "fused"
     num_negatives: int = validated_field(COUNT, default=4096)
-    reg_loss_weight: float | int = 1.0
-    gate_alpha: float | int = 1.0
-    classification_loss_weight: float | int = 0.01
-    softmax_loss_weight: float | int = 1.0
+    reg_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
+    gate_alpha: float | int = validated_field(FINITE, default=1.0)
+    classification_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=0.01)
+    softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
     refit_numbers: bool = True
     early_stopping: int = validated_field(NOT_NEGATIVE, default=0)
     eval_steps: int = validated_field(NOT_NEGATIVE, default=0)
     save_steps: int = validated_field(NOT_NEGATIVE, default=500)
-    save_total_limit: int = 2
+    save_total_limit: int = validated_field(COUNT, default=2)
     logging_steps: int = validated_field(COUNT, default=10)
     diagnostics: bool = True
     report_to: list[str] = validated_field(TRACKED, default_factory=list)
     run_name: str | None = None
-    seed: int = 0
+    seed: int = validated_field(SEED, default=0)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     def validate_combinations(self) -> None:
@@ -204,7 +218,8 @@ class TrainingRecipe:
             return cls(**{name: _from_yaml(value, types[name]) for name, value in values.items()})
         except StrictDataclassError as error:
             heading = str(error).partition("\n")[0]  # names the field
-            raise ValueError(f"{source}: {heading} {error.__cause__}") from None
+            reason = " ".join(f"{heading} {error.__cause__}".split())
+            raise ValueError(f"{source}: {textwrap.shorten(reason, LONGEST_MESSAGE)}") from None
 
     @classmethod
     def from_yaml(cls, path: str | Path, **overrides: Any) -> Self:
@@ -213,14 +228,7 @@ class TrainingRecipe:
         Raises:
             ValueError: If the file is missing, is no mapping, or holds an unknown key or a bad value.
         """
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError:
-            raise ValueError(f"{path}: no such file") from None
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path}: broken YAML: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: a recipe is a mapping of names to values")
+        values = read_settings(path)
         return cls.from_mapping(values | overrides, source=str(path))
 
     def to_yaml(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,8 @@ from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.files import atomic_directory, write_file
 from causal_qwen.data import Collator, Encoded, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
+from causal_qwen.data.reading import RECIPE_FILE
+from causal_qwen.data.settings import read_settings
 from causal_qwen.evaluation import evaluate
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.card import model_card
@@ -34,8 +37,8 @@ from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_c
 from causal_qwen.training.curves import draw_curves
 from causal_qwen.training.diagnostics import Diagnostics
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
-from causal_qwen.training.preparation import Rows, load_model, prepare_rows
-from causal_qwen.training.progress import ProgressBar
+from causal_qwen.training.preparation import Rows, check_files, load_model, prepare_rows
+from causal_qwen.training.progress import Progress
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.records import METRICS_FILE, LocalRecords, as_lines, defined, read_records
 from causal_qwen.training.trackers import Trackers
@@ -43,9 +46,12 @@ from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
 __all__ = ["TrainingResult", "train"]
 
+logger = logging.getLogger(__name__)
+
 # What may differ when a run is resumed: it changes what is told or kept, not what is computed.
 FREE_FIELDS = {"report_to", "run_name", "save_total_limit", "diagnostics"}
 EVALUATION_FILE = "evaluation.json"
+RUN_FILE = "run.json"
 Batches = Callable[[Sequence[Encoded]], Iterable[Mapping[str, Any]]]
 LOSS_FIELDS = (
     "loss_impl",
@@ -65,15 +71,22 @@ class TrainingResult:
         output: Directory of the trained model.
         metrics: Every metric of the final evaluation, and train/steps, train/seconds and the parts' sizes.
         skipped_rows: Rows that could not be used.
+        was_finished: Whether nothing was left to train when the run was resumed.
     """
 
     output: Path
     metrics: dict[str, float]
     skipped_rows: int
+    was_finished: bool = False
 
 
 def train(
-    recipe: TrainingRecipe, *, rows: Source | None = None, resume: bool = False, overwrite: bool = False
+    recipe: TrainingRecipe,
+    *,
+    rows: Source | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[str], None] | None = logger.info,
 ) -> TrainingResult:
     """Train by a recipe; under torchrun or ``accelerate launch``, every process calls this.
 
@@ -83,6 +96,8 @@ def train(
         resume: Whether to continue an interrupted run from its last checkpoint; without one it begins anew,
             and a finished one is only read.
         overwrite: Whether the output, and an interrupted run, may be replaced.
+        progress: Told in a line what is learned from and, every ten seconds where standard error is no
+            terminal, which step it is; on a terminal there is a bar. None shows nothing.
 
     Raises:
         ValueError: If the recipe, the data or the model do not fit; TrainingDiverged, a ValueError, if the
@@ -92,7 +107,11 @@ def train(
     output = Path(recipe.output)
     workspace = output.with_name(output.name + ".run")
     if resume and not overwrite and (output / EVALUATION_FILE).is_file():
-        return _finished(output, workspace)
+        return _finished(recipe, output, workspace)
+    if resume and not overwrite:
+        _check_same_recipe(recipe, workspace)
+    if rows is None:
+        check_files(recipe)
     set_seed(recipe.seed)
     arguments = _arguments(recipe, workspace)
     is_main = arguments.process_index == 0
@@ -100,9 +119,12 @@ def train(
         _enter_workspace(output, workspace, resume=resume, overwrite=overwrite)
     PartialState().wait_for_everyone()
     model, processor = load_model(recipe)
+    _check_context(model, recipe)
     parts = prepare_rows(recipe, processor, rows)
     if is_main:
-        _check_same_run(recipe, parts, workspace)
+        _check_same_data(recipe, parts, workspace)
+        if progress is not None:
+            progress(str(parts))
     collator = Collator.of(processor)
     batches = partial(batches_of, collator=collator, batch_size=recipe.batch_size)
     _prepare_model(model, recipe, parts, batches)
@@ -111,7 +133,7 @@ def train(
     hold_constants(prepared.module, model.config)
     measure = partial(_measure, processor=processor, parts=parts, batches=batches)
     evaluation = partial(measure, model) if parts.validation else None
-    trainer = _trainer(prepared, processor, recipe, arguments, evaluation)
+    trainer = _trainer(prepared, processor, recipe, arguments, evaluation, progress)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
     seconds = trainer.run(checkpoint)
     facts = {
@@ -123,6 +145,9 @@ def train(
         "train/rows": float(len(parts.sample)),
         "train/validation_rows": float(len(parts.validation)),
         "train/calibration_rows": float(len(parts.calibration)),
+        "train/numbers": float(parts.numbers["train"]),
+        "train/validation_numbers": float(parts.numbers["validation"]),
+        "train/calibration_numbers": float(parts.numbers["calibration"]),
     }
     module = trainer.accelerator.unwrap_model(trainer.model)
     trained, adapter = as_one_model(module, model, recipe, arguments)
@@ -135,12 +160,32 @@ def train(
     return TrainingResult(output, metrics, parts.bad_rows.count)
 
 
-def _finished(output: Path, workspace: Path) -> TrainingResult:
-    """The result of a run that was interrupted after its end."""
+def _finished(recipe: TrainingRecipe, output: Path, workspace: Path) -> TrainingResult:
+    """The result of a run that has reached its end.
+
+    Raises:
+        ValueError: If the recipe is another one now: a finished run is not trained further.
+    """
+    if (output / RECIPE_FILE).is_file():
+        changes = _changes(read_settings(output / RECIPE_FILE), recipe)
+        if changes:
+            raise ValueError(
+                f"{output} is finished, with {', '.join(changes)}; to train it further begin a new run from "
+                f"it (--model {output} -o ANOTHER), or train anew (--overwrite)"
+            )
     evaluation = json.loads((output / EVALUATION_FILE).read_text(encoding="utf-8"))
     metrics = {name: math.nan if value is None else value for name, value in evaluation.items()}
     shutil.rmtree(workspace, ignore_errors=True)
-    return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]))
+    return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]), was_finished=True)
+
+
+def _changes(before: Mapping[str, Any], recipe: TrainingRecipe) -> list[str]:
+    """What a run was begun with that the recipe says otherwise now."""
+    defaults = dataclasses.asdict(TrainingRecipe(output=recipe.output))
+    fixed = dataclasses.asdict(recipe).keys() - FREE_FIELDS - {"output"}  # it was found there
+    fields = {name: value for name, value in dataclasses.asdict(recipe).items() if name in fixed}
+    old = {name: before[name] if name in before else defaults[name] for name in fields}
+    return [f"{name} {old[name]!r}, not {value!r}" for name, value in fields.items() if value != old[name]]
 
 
 def _enter_workspace(output: Path, workspace: Path, *, resume: bool, overwrite: bool) -> None:
@@ -154,21 +199,43 @@ def _enter_workspace(output: Path, workspace: Path, *, resume: bool, overwrite: 
     clear_debris(workspace / "checkpoints")
 
 
-def _check_same_run(recipe: TrainingRecipe, parts: Rows, workspace: Path) -> None:
-    """Refuse to resume with another recipe or other data: the result would be neither run's."""
-    file = workspace / "run.json"
-    fields = dataclasses.asdict(recipe)
-    if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        for name in sorted(fields.keys() - FREE_FIELDS):
-            old, new = before["recipe"][name], fields[name]
-            if old != new:
-                raise ValueError(
-                    f"{workspace} was begun with {name} {old!r}, not {new!r}; resume it with that"
-                )
-        if before["data"] != parts.digest:
-            raise ValueError(f"{workspace} was begun with other data; resume it with those, or begin anew")
-    write_file(file, json.dumps({"recipe": fields, "data": parts.digest}))
+def _check_same_recipe(recipe: TrainingRecipe, workspace: Path) -> None:
+    """Refuse to resume with another recipe: the result would be neither run's."""
+    before = _begun(workspace)
+    changes = [] if before is None else _changes(before["recipe"], recipe)
+    if changes:
+        raise ValueError(
+            f"{workspace} was begun with {', '.join(changes)}; resume it with that, or begin anew "
+            "(--overwrite)"
+        )
+
+
+def _check_same_data(recipe: TrainingRecipe, parts: Rows, workspace: Path) -> None:
+    """Refuse to resume with other data, and write down those of a new run."""
+    before = _begun(workspace)
+    if before is not None and before["data"] != parts.digest:
+        raise ValueError(f"{workspace} was begun with other data; resume it with those, or begin anew")
+    write_file(workspace / RUN_FILE, json.dumps({"recipe": dataclasses.asdict(recipe), "data": parts.digest}))
+
+
+def _begun(workspace: Path) -> dict[str, Any] | None:
+    """What an interrupted run has written down when it began."""
+    file = workspace / RUN_FILE
+    if not file.is_file():
+        return None
+    try:
+        before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        raise ValueError(f"{file} is damaged; begin anew (--overwrite)") from None
+    return before
+
+
+def _check_context(model: CausalLM, recipe: TrainingRecipe) -> None:
+    longest = model.config.max_position_embeddings
+    if recipe.max_length > longest:
+        raise ValueError(
+            f"max_length is {recipe.max_length}; {recipe.model} reads {longest} tokens: lower it to that"
+        )
 
 
 def _prepare_model(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches) -> None:
@@ -229,6 +296,7 @@ def _trainer(
     recipe: TrainingRecipe,
     arguments: TrainingArguments,
     evaluation: Callable[[], dict[str, float]] | None,
+    progress: Callable[[str], None] | None,
 ) -> CausalTrainer:
     trainer = CausalTrainer(
         recipe=recipe,
@@ -247,7 +315,8 @@ def _trainer(
         trainer.add_callback(Diagnostics(prepared.module, every=recipe.logging_steps))
     trainer.add_callback(LocalRecords(workspace))
     trainer.add_callback(Trackers(recipe, workspace))
-    trainer.add_callback(ProgressBar(lambda: trainer.tokens_seen))
+    if progress is not None:
+        trainer.add_callback(Progress(lambda: trainer.trained_tokens, progress))
     if recipe.early_stopping:
         trainer.add_callback(EarlyStoppingCallback(recipe.early_stopping))
     return trainer
@@ -289,7 +358,7 @@ def _save(
             model = adapter.merge_and_unload()
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)
-        (temporary / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        (temporary / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
         (temporary / EVALUATION_FILE).write_text(
             json.dumps(defined(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
