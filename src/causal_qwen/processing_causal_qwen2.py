@@ -5,6 +5,7 @@ everything else: padding, truncation and special tokens are its own. The process
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -21,6 +22,7 @@ NUM_TOKEN = "<NUM>"
 # Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal
 # use.
 PRIVATE_TOKEN = "\ufdd0"
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class CausalQwen2Processor(ProcessorMixin):
@@ -222,6 +224,12 @@ class CausalQwen2Processor(ProcessorMixin):
 
     def _reader(self, texts: list[str]) -> tuple[PreTrainedTokenizerBase, str]:
         """The tokenizer for these texts, and how <NUM> is spelled for it."""
+        for text in texts:
+            if (lone := LONE_SURROGATE.search(text)) is not None:
+                raise ValueError(
+                    f"character {lone.start()} of the text is {lone[0]!a}, half of a surrogate pair and no "
+                    "character; decode the text again, or encode it with errors='replace'"
+                )
         if not any(NUM_TOKEN in text for text in texts):
             return self.tokenizer, NUM_TOKEN
         if any(PRIVATE_TOKEN in text for text in texts):
