@@ -51,7 +51,8 @@ def test_a_smaller_cause_is_the_best_low_rank_approximation(base, ids):
     model = convert(base, causal_size=8, calibration="none").model
     with torch.no_grad():
         product = (model.lm_head.weight @ model.abduction.loc.weight).double()
-        W = with_num_row(base.model.lm_head.weight.detach(), choose_num_token(base.tokenizer, 300)).double()
+        W = with_num_row(base.model.lm_head.weight.detach().clone(), choose_num_token(base.tokenizer, 300))
+    W = W.double()
     singular = torch.linalg.svdvals(W)
     torch.testing.assert_close((product - W).norm(), singular[8:].square().sum().sqrt(), rtol=1e-4, atol=1e-5)
     assert model.model.embed_tokens.weight.shape == (300, 32)

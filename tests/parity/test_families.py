@@ -1,15 +1,14 @@
 """Each family against its class in transformers: bit for bit, on both engines, from every kind of source."""
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
 
 from causal_qwen import CausalQwen2ForCausalLM, CausalQwen3ForCausalLM, Engine, convert
 from causal_qwen.conversion import Base, load_base, load_model, measure_parity
 from causal_qwen.conversion.sources import FAMILIES
 from conftest import tiny_base, tiny_tokenizer
+from gguf_files import write_gguf
 
 CAUSAL = {"qwen2": CausalQwen2ForCausalLM, "llama": CausalQwen2ForCausalLM, "qwen3": CausalQwen3ForCausalLM}
 TEXT = "The sea was calm and the harbour lay still in the light of the morning. " * 12
@@ -69,57 +68,6 @@ def test_a_directory_converts_into_its_family(architecture, ids, tmp_path):
     assert type(model) is CAUSAL[architecture]
     others = torch.arange(300) != processor.num_token_id
     assert torch.equal(model(ids).logits[..., others], base(ids).logits[..., others])
-
-
-# Qwen3's tensors in GGUF: the names of llama.cpp.
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-def write_gguf(model, tokenizer, path):
-    config, tensors = model.config, {name: t.numpy() for name, t in model.state_dict().items()}
-    writer = GGUFWriter(path, "qwen3")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    writer.add_token_list(
-        [token for token, _ in vocabulary] + ["ab", *(f"[PAD{i}]" for i in range(259, 300))]
-    )
-    writer.add_token_types([1] * 256 + [3, 3, 1] + [5] * 41)
-    writer.add_token_scores([0.0] * 300)
-    writer.add_token_merges(["a b"])  # at least one
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(257)
-    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-    for index in range(config.num_hidden_layers):
-        names |= {f"blk.{index}.{theirs}": f"model.layers.{index}.{ours}" for theirs, ours in LAYER.items()}
-    for theirs, ours in names.items():
-        writer.add_tensor(f"{theirs}.weight", np.ascontiguousarray(tensors[f"{ours}.weight"]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.mark.slow

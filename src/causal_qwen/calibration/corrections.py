@@ -21,14 +21,17 @@ from torch import Tensor
 
 from causal_qwen.calibration.gain import match_gain
 from causal_qwen.calibration.regression import Ridge, ridge
-from causal_qwen.calibration.text import TextFeatures, logit_blocks
+from causal_qwen.calibration.text import TextFeatures, block_rows, logit_blocks
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
 from causal_qwen.losses import ovr_terms
+from causal_qwen.progress import Watch, unwatched
 
 __all__ = ["Calibration", "calibrate"]
 
+LOSS_POSITIONS = 32  # per block of (positions, V) tensors
+USUAL_STEPS = 40  # of the search for γ and C, for those who wait
 FIT_POSITIONS = 256  # positions on which γ, C and κ are fitted
 FIRST_SCALE = 1e-3  # scale_S at which the search for γ begins; C begins at 0
 FIRST_STEPS = (0.5, -0.5)  # in log scale_S and in C
@@ -64,28 +67,29 @@ class Calibration:
 
 
 @torch.no_grad()
-def calibrate(model: CausalLM, text: TextFeatures, *, seed: int = 0) -> Calibration:
+def calibrate(model: CausalLM, text: TextFeatures, *, seed: int = 0, watch: Watch = unwatched) -> Calibration:
     """Set balance, U₀, γ, C and κ of ``model`` in place.
 
     Args:
         model: Converted with ``abduction_init_strategy="identity"``: scale_U the same in every dimension.
         text: Features of the calibration text.
         seed: Of the positions drawn for the fit, and of the noise that κ is matched with.
+        watch: Told of the fits.
     """
     generator = torch.Generator().manual_seed(seed)
     largest_norm = _set_balance(model)
-    common = _set_common_cause(model, text.hidden_states)
+    common = _set_common_cause(model, text.hidden_states, watch)
 
     subset = torch.randperm(len(text.labels), generator=generator)[:FIT_POSITIONS].to(text.labels.device)
     hidden_states = text.hidden_states[subset]  # (FIT_POSITIONS, H)
     labels, shift = text.labels[subset], common.left_out[subset]
-    scale, threshold, ovr_loss = _fit_scale(model, hidden_states, labels, shift)
+    scale, threshold, ovr_loss = _fit_scale(model, hidden_states, labels, shift, watch)
     gamma = scale / largest_norm
     model.abduction.scale.bias.fill_(model.abduction.inverse_activation(gamma / 2))
     model.action.b_noise.fill_(gamma / 2)
     model.action.threshold.fill_(threshold)
 
-    gain = match_gain(model, hidden_states, generator)
+    gain = match_gain(model, hidden_states, generator, watch=watch)
     model.config.noise_gain = gain.noise_gain
     return Calibration(
         positions=len(text.labels),
@@ -108,9 +112,14 @@ def _set_balance(model: CausalLM) -> float:
     return float(norms.max())
 
 
-def _set_common_cause(model: CausalLM, hidden_states: Tensor) -> Ridge:
+def _set_common_cause(model: CausalLM, hidden_states: Tensor, watch: Watch) -> Ridge:
     """loc_U0 = −(a·z + c), with a·z + c the regression of logsumexp(logits) on z (N, H)."""
-    logsumexp = torch.cat([logits.logsumexp(-1) for logits in logit_blocks(model, hidden_states)])  # (N,)
+    sums = []
+    with watch("calibrating: common cause", len(hidden_states)) as advance:
+        for logits in logit_blocks(model, hidden_states):
+            sums.append(logits.logsumexp(-1))
+            advance(len(logits))
+    logsumexp = torch.cat(sums)  # (N,)
     fit = ridge(hidden_states, logsumexp)
     model.abduction.common.weight.copy_(fit.slope[None])
     model.abduction.common.bias.fill_(fit.intercept)
@@ -118,24 +127,33 @@ def _set_common_cause(model: CausalLM, hidden_states: Tensor) -> Ridge:
 
 
 def _fit_scale(
-    model: CausalLM, hidden_states: Tensor, labels: Tensor, shift: Tensor
+    model: CausalLM, hidden_states: Tensor, labels: Tensor, shift: Tensor, watch: Watch
 ) -> tuple[float, float, float]:
     """scale_S and C that minimise the One-vs-Rest loss per position, and that loss.
 
     The model is balanced, so that one scale serves all tokens; ``shift`` (N,) are left-out predictions of
     logsumexp, so that the fit is not flattered.
     """
-    scores = torch.cat(list(logit_blocks(model, hidden_states))) - shift[:, None]  # (N, V)
+    scores = hidden_states.new_empty(len(hidden_states), model.config.vocab_size)  # (N, V)
+    for rows, logits, part in zip(
+        scores.split(block_rows(model)),
+        logit_blocks(model, hidden_states),
+        shift.split(block_rows(model)),
+        strict=True,
+    ):
+        torch.sub(logits, part[:, None], out=rows)
 
     def loss(point: tuple[float, float]) -> float:
         scale, C = scores.new_tensor(math.exp(point[0])), scores.new_tensor(point[1])
-        blocks = zip(scores.split(64), labels.split(64), strict=True)
+        blocks = zip(scores.split(LOSS_POSITIONS), labels.split(LOSS_POSITIONS), strict=True)
         terms = [ovr_terms(Cauchy(block, scale), C, tokens) for block, tokens in blocks]
+        advance(1)
         return torch.cat(terms).double().mean().item()
 
     start = math.log(FIRST_SCALE)
     simplex = [[start, 0.0], [start + FIRST_STEPS[0], 0.0], [start, FIRST_STEPS[1]]]
     options = {"initial_simplex": simplex, **TOLERANCE}
-    minimum = minimize(loss, simplex[0], method="Nelder-Mead", options=options)
+    with watch("calibrating: scale", USUAL_STEPS) as advance:
+        minimum = minimize(loss, simplex[0], method="Nelder-Mead", options=options)
     log_scale, threshold = minimum.x.tolist()
     return math.exp(log_scale), threshold, float(minimum.fun)

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causal_qwen.calibration.text import logit_blocks
+from causal_qwen.calibration.text import logit_blocks, products
 from causal_qwen.cauchy import standard_draw
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
+from causal_qwen.progress import Watch, unwatched
 
 __all__ = ["Gain", "match_gain", "recalibrate_gain"]
 
@@ -42,26 +43,35 @@ class Gain(NamedTuple):
 
 
 @torch.no_grad()
-def match_gain(model: CausalLM, hidden_states: Tensor, generator: torch.Generator) -> Gain:
+def match_gain(
+    model: CausalLM, hidden_states: Tensor, generator: torch.Generator, *, watch: Watch = unwatched
+) -> Gain:
     """κ at which argmax W(loc_U + κ(scale_U + |b_noise|)ε) + b is the favourite as often as softmax picks it.
 
     Args:
         model: Any causal model; after training scale_U differs by position and dimension.
         hidden_states: (N, H) features of a few hundred positions.
         generator: Of the noise.
+        watch: Told of the positions.
     """
     scale = model.action.exogenous(model.abduction(hidden_states)[0]).scale  # (N, D)
-    logits = torch.cat(list(logit_blocks(model, hidden_states)))  # (N, V)
-    top, favourite = logits.max(-1, keepdim=True)  # (N, 1)
-    softmax_rate = float((top - logits.logsumexp(-1, keepdim=True)).exp().mean())
-    lead = top - logits  # (N, V)
     uniform = torch.rand(DRAWS, len(scale), scale.shape[-1], generator=generator).to(scale.device)
-    overtaken = []
-    for draw in uniform:
-        epsilon = standard_draw(draw, density_floor=model.config.density_floor)  # (N, D)
-        noise = torch.nn.functional.linear(scale * epsilon, exact(model.lm_head.weight))  # (N, V)
-        pursuit = noise - noise.gather(-1, favourite)  # (N, V)
-        overtaken.append(torch.where(pursuit > 0, lead / pursuit, math.inf).amin(-1))
+    overtaken, softmax_rates = [], []
+    start = 0
+    with watch("calibrating: gain", len(scale)) as advance:
+        for logits in logit_blocks(model, hidden_states):  # (n, V)
+            block = slice(start, start + len(logits))
+            start = block.stop
+            top, favourite = logits.max(-1, keepdim=True)  # (n, 1)
+            softmax_rates.append((top - logits.logsumexp(-1, keepdim=True)).exp())
+            lead = torch.sub(top, logits, out=logits)  # (n, V)
+            for draw in uniform[:, block]:
+                epsilon = standard_draw(draw, density_floor=model.config.density_floor)  # (n, D)
+                noise = products(scale[block] * epsilon, model.lm_head.weight)  # (n, V)
+                pursuit = noise.sub_(noise.gather(-1, favourite))  # (n, V)
+                overtaken.append((lead / pursuit).masked_fill_(~(pursuit > 0), math.inf).amin(-1))
+            advance(len(logits))
+    softmax_rate = float(torch.cat(softmax_rates).mean())
     gains = torch.cat(overtaken)  # (DRAWS · N,)
     # Where the noise favours the favourite itself it is never overtaken, and κ stays finite all the same.
     gain = gains.quantile(1 - softmax_rate, interpolation="lower").clamp(max=gains[gains.isfinite()].max())

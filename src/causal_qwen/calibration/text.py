@@ -14,13 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
+from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["TextFeatures", "logit_blocks", "text_features", "windows"]
+__all__ = ["TextFeatures", "block_rows", "logit_blocks", "products", "text_features", "windows"]
 
 WINDOW = 256  # tokens per forward pass
 MAX_WINDOWS = 8  # spread evenly over the text, so that a long one costs no more than a short one
 MIN_TOKENS = 64
 BLOCK_ELEMENTS = 2**24  # elements of a (positions, V) block: 64 MiB in float32
+WEIGHT_ROWS = 8192  # rows of W that are float32 at a time
 
 
 class TextFeatures(NamedTuple):
@@ -31,18 +33,29 @@ class TextFeatures(NamedTuple):
 
 
 @torch.no_grad()
-def text_features(model: CausalLM, tokenizer: PreTrainedTokenizerBase, text: str) -> TextFeatures:
+def text_features(
+    model: CausalLM, tokenizer: PreTrainedTokenizerBase, text: str, *, watch: Watch = unwatched
+) -> TextFeatures:
     """Backbone features of evenly spread windows of ``text``; each position is paired with the token that
     follows it.
+
+    Args:
+        model: Any causal model.
+        tokenizer: Its tokenizer.
+        text: Any text.
+        watch: Told of the windows.
 
     Raises:
         ValueError: If the text is too short to calibrate on.
     """
     hidden_states, labels = [], []
-    for window in windows(tokenizer, text):
-        window = window.to(model.device)
-        hidden_states.append(model.model(input_ids=window[None]).last_hidden_state[0, :-1])
-        labels.append(window[1:])
+    stretches = windows(tokenizer, text)
+    with watch("calibrating: text", len(stretches)) as advance:
+        for window in stretches:
+            window = window.to(model.device)
+            hidden_states.append(model.model(input_ids=window[None]).last_hidden_state[0, :-1])
+            labels.append(window[1:])
+            advance(1)
     return TextFeatures(exact(torch.cat(hidden_states)), torch.cat(labels))
 
 
@@ -62,7 +75,21 @@ def windows(tokenizer: PreTrainedTokenizerBase, text: str) -> list[Tensor]:
 
 def logit_blocks(model: CausalLM, hidden_states: Tensor) -> Iterator[Tensor]:
     """Logits (n, V), in float32 at least, of successive blocks of the positions (N, H)."""
-    rows = max(1, BLOCK_ELEMENTS // model.config.vocab_size)
-    for block in hidden_states.split(rows):
+    for block in hidden_states.split(block_rows(model)):
         U, _ = model.abduction(block)
         yield exact(model.token_logits(U.loc))
+
+
+def block_rows(model: CausalLM) -> int:
+    """How many positions a block of `logit_blocks` has."""
+    return max(1, BLOCK_ELEMENTS // int(model.config.vocab_size))
+
+
+def products(vectors: Tensor, weight: Tensor) -> Tensor:
+    """W v (N, V) in float32 for vectors (N, D): W (V, D) of another dtype is never whole in float32."""
+    if weight.dtype == vectors.dtype:
+        return torch.nn.functional.linear(vectors, weight)
+    result = vectors.new_empty(len(vectors), len(weight))
+    for columns, rows in zip(result.split(WEIGHT_ROWS, dim=1), weight.split(WEIGHT_ROWS), strict=True):
+        columns.copy_(torch.nn.functional.linear(vectors, exact(rows)))
+    return result

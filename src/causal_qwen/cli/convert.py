@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.progress import bar
 
 SOURCE_HELP = "smollm2 (embedded), a directory, a .gguf file or a hub id; of Qwen2 or Llama architecture."
 
@@ -46,6 +47,7 @@ def command(
         dtype=dtype,
         seed=seed,
         overwrite=overwrite,
+        watch=bar,
     ).report
     if as_json:
         print_json(report)

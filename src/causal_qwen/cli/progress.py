@@ -1,0 +1,62 @@
+"""Bars for long work: one per phase, where somebody watches; off a terminal, a line every ten seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from causal_qwen.cli.console import QUIET, note
+from causal_qwen.progress import Advance, unwatched
+
+__all__ = ["bar"]
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def bar(phase: str, total: int) -> Iterator[Advance]:
+    """Shows how far a phase is and how long it will take, on standard error; nothing with ``--quiet``."""
+    if QUIET.get():
+        with unwatched(phase, total) as advance:
+            yield advance
+    elif sys.stderr.isatty():
+        with _drawn(phase, total) as advance:
+            yield advance
+    else:
+        with _told(phase, total) as advance:
+            yield advance
+
+
+@contextmanager
+def _drawn(phase: str, total: int) -> Iterator[Advance]:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(phase, total=total)
+        yield lambda amount: shown.advance(task, amount)
+
+
+@contextmanager
+def _told(phase: str, total: int) -> Iterator[Advance]:
+    start = last = time.monotonic()
+    done = 0
+
+    def advance(amount: int) -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES and done < total:
+            last = now
+            left = (now - start) * (total - done) / done
+            note(f"{phase}: {done / total:.0%}, about {left:.0f} seconds left")
+
+    yield advance

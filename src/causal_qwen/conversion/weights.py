@@ -1,0 +1,137 @@
+"""Weights in safetensors files, one tensor at a time: never more in memory than what stays there.
+
+It does not know which files a checkpoint has, nor what the tensors are for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from causal_qwen.progress import Watch
+
+__all__ = ["TensorParts", "parts_of", "read_weights", "weights_dtype", "write_weights"]
+
+# What safetensors calls the dtypes of weights.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PART_ELEMENTS = 2**23  # elements that are written at a time
+
+
+class TensorParts(NamedTuple):
+    """A tensor that is written part by part, and may be made part by part.
+
+    Args:
+        dtype: Of all parts.
+        shape: Of the whole.
+        parts: Its rows in order, a few at a time.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterable[Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def parts_of(tensor: Tensor) -> TensorParts:
+    """A tensor that exists, in parts of a few rows."""
+    rows = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
+    count = max(1, PART_ELEMENTS * len(rows) // max(rows.numel(), 1))
+    return TensorParts(tensor.dtype, tuple(tensor.shape), lambda: rows.split(count))
+
+
+def weights_dtype(files: Sequence[Path]) -> torch.dtype | None:
+    """The dtype of the first tensor of floats, as the headers say."""
+    entries = _entries(files)
+    return next((entries[name].dtype for name in sorted(entries) if entries[name].dtype), None)
+
+
+def read_weights(files: Sequence[Path], *, dtype: torch.dtype, watch: Watch) -> dict[str, Tensor]:
+    """Every tensor of these files, each in memory of its own, floats in ``dtype``.
+
+    Args:
+        files: In safetensors.
+        dtype: Of floats; other tensors stay as they are.
+        watch: Told the elements.
+
+    Raises:
+        OSError: If a file is missing.
+        SafetensorError: If a file is damaged.
+    """
+    entries = _entries(files)
+    tensors: dict[str, Tensor] = {}
+    with watch("reading", sum(entry.elements for entry in entries.values())) as advance:
+        # The largest first: while a tensor is copied it is there twice.
+        for name in sorted(entries, key=lambda name: (-entries[name].elements, name)):
+            # Opened for each tensor, so that the pages of its file are given back with it.
+            with safe_open(entries[name].file, framework="pt") as opened:
+                stored = opened.get_tensor(name)
+                wanted = dtype if stored.is_floating_point() else stored.dtype
+                tensors[name] = stored.to(wanted, copy=True)
+                del stored
+            advance(entries[name].elements)
+    return tensors
+
+
+def write_weights(file: Path, tensors: Mapping[str, TensorParts], *, watch: Watch, phase: str) -> None:
+    """Write a safetensors file part by part.
+
+    Args:
+        file: To write.
+        tensors: By name.
+        watch: Told the bytes.
+        phase: What the watch is told that this is.
+    """
+    # Wide dtypes first, so that every tensor is aligned, as safetensors itself does.
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": NAMES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream, watch(phase, end) as advance:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            written = 0
+            for part in tensors[name].parts():
+                raw = part.detach().cpu().contiguous().view(torch.uint8).numpy()
+                stream.write(raw.data)
+                written += raw.nbytes
+                advance(raw.nbytes)
+            if written != tensors[name].nbytes:
+                raise ValueError(f"{name}: {written} bytes came, {tensors[name].nbytes} were announced")
+
+
+class _Entry(NamedTuple):
+    """Where a tensor is, and what its header says."""
+
+    file: Path
+    elements: int
+    dtype: torch.dtype | None  # None: no floats
+
+
+def _entries(files: Sequence[Path]) -> dict[str, _Entry]:
+    entries = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                header = tensors.get_slice(name)
+                elements = torch.Size(header.get_shape()).numel()
+                entries[name] = _Entry(file, elements, DTYPES.get(header.get_dtype()))
+    return entries
