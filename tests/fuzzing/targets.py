@@ -1,6 +1,6 @@
 """All that is fuzzed."""
 
-from fuzzing import chats, configs, individuals, native, processing, recipes, rows, scanning, stopping, templates, weights
+from fuzzing import chats, checkpoints, configs, individuals, native, processing, recipes, rows, scanning, settings, stopping, templates, weights
 from fuzzing.target import Target
 
 __all__ = ["TARGETS"]
@@ -15,6 +15,8 @@ TARGETS: tuple[Target, ...] = (
     *chats.TARGETS,
     *configs.TARGETS,
     *weights.TARGETS,
+    *checkpoints.TARGETS,
     *native.TARGETS,
     *stopping.TARGETS,
+    *settings.TARGETS,
 )

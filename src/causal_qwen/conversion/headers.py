@@ -42,10 +42,18 @@ SCALARS = {
 }
 STRING, ARRAY = 8, 9
 ALIGNMENT = 32
+HEAD_SHOWN, TAIL_SHOWN = 400, 150  # characters of a long message
 
 
 class ConversionError(ValueError):
-    """A checkpoint that cannot be used; the message says what is wrong and what would be right."""
+    """A checkpoint that cannot be used; the message says what is wrong and what would be right.
+
+    Libraries quote damaged files at any length; what is read of them is the beginning, and the remedy at the end.
+    """
+
+    def __init__(self, message: str) -> None:
+        cut = f"{message[:HEAD_SHOWN]} … {message[-TAIL_SHOWN:]}"
+        super().__init__(message if len(message) <= len(cut) else cut)
 
 
 @dataclass(frozen=True)
