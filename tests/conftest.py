@@ -36,6 +36,10 @@ TINY = {
     "pad_token_id": 257,
 }
 TEXT = bundled_text("heldout")
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}: {{ m.content | trim }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
+)
 
 
 def tiny_tokenizer():

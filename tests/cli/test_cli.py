@@ -168,3 +168,10 @@ def test_debug_shows_where_an_error_came_from(monkeypatch):
     monkeypatch.setattr("sys.argv", ["causal-qwen", "info", "nowhere", "--debug"])
     with pytest.raises(ValueError, match="nowhere"):
         main()
+
+
+def test_numbers_of_standard_input():
+    result = CliRunner().invoke(app, ["numbers", "-", "--json"], input=b"\xef\xbb\xbf5 apples")
+    assert json.loads(result.stdout)["numbers"][0]["start"] == 0
+    result = CliRunner().invoke(app, ["numbers", "-"], input=b"caf\xe9")
+    assert "standard input: byte 0xe9 at offset 3 is not utf-8" in str(result.exception)

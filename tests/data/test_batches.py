@@ -134,5 +134,5 @@ def test_prompts_to_be_continued_are_padded_on_the_left(processor):
     for ids, row in zip(batch["input_ids"], rows, strict=True):
         assert ids[-len(row) :].tolist() == row.input_ids
     assert 12.5 in batch["numeric_values"][0].tolist()
-    with pytest.raises(ValueError, match="prompt 1 is empty"):
+    with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
         prompt_batch(processor, ["a", ""])

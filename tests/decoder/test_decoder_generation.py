@@ -203,7 +203,7 @@ def test_a_prompt_as_long_as_the_context_can_be_continued_by_one_token():
     assert (out.sequences[0, -1], out.stop_reasons) == (8, ["length"])
     assert generate(model, full[:, :3], 6).sequences[0].tolist() == list(range(9))
     with pytest.raises(
-        ValueError, match="8 tokens and 2 new ones need 9 positions, the context has 8: shorten"
+        ValueError, match="8 tokens and 2 new do not fit the context of 8: lower max_new_tokens to 1"
     ):
         generate(model, full, 2)
     with pytest.raises(ValueError, match="9 tokens do not fit the context of 8 positions"):

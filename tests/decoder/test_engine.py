@@ -151,7 +151,7 @@ def test_limits_are_the_decoders():
     engine = Engine.from_model(decoder(max_position_embeddings=8))
     full = torch.ones(1, 8, dtype=torch.long)
     assert engine.generate(full, 1).stop_reasons == [StopReason.LENGTH]
-    with pytest.raises(ValueError, match="the context has 8"):
+    with pytest.raises(ValueError, match="the context of 8"):
         engine.generate(full, 2)
     with pytest.raises(ValueError, match="the prompt is empty"):
         engine.generate(full[:, :0], 2)

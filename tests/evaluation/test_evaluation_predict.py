@@ -72,7 +72,7 @@ def test_files_are_read_with_the_template_that_a_model_carries(model, processor,
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [("", "row 1: prompt is empty"), ("x" * 600, "row 1: the prompt has 600 tokens")]
+    ("prompt", "message"), [("", "row 1: prompt is empty"), ("x" * 600, "row 1: a prompt of 600 tokens")]
 )
 def test_impossible_prompts_are_named_or_skipped(model, processor, prompt, message):
     rows = [{"prompt": "fine"}, {"prompt": prompt}, {"prompt": "good"}]

@@ -87,7 +87,7 @@ def test_a_chat_keeps_what_it_showed(directory, monkeypatch):
         prompts.extend([dict(message) for message in chat] for chat in chats)
         return prompt_batch(processor, chats, device)
 
-    monkeypatch.setattr("causal_qwen.data.prompt_batch", recorded)
+    monkeypatch.setattr("causal_qwen.prompting.answers.prompt_batch", recorded)
     arguments = ["chat", str(directory), "--seed", "5", "--max-new-tokens", "12"]
     result = CliRunner().invoke(app, arguments, input="It cost 12.5\nand\n/quit\n")
     assert result.exit_code == 0, result.output

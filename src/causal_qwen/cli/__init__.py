@@ -10,7 +10,18 @@ from collections.abc import Callable
 
 import typer
 
-from causal_qwen.cli import chat, convert, counterfactual, demo, generate, info, kv_memory, numbers, parity
+from causal_qwen.cli import (
+    chat,
+    convert,
+    counterfactual,
+    demo,
+    generate,
+    info,
+    kv_memory,
+    numbers,
+    parity,
+    push,
+)
 from causal_qwen.cli import eval as evaluation
 from causal_qwen.cli import predict as prediction
 from causal_qwen.cli import simulate as simulation
@@ -30,7 +41,7 @@ app = typer.Typer(
 
 VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"demo": demo.command, "simulate": simulation.command},
-    "Make a model": {"convert": convert.command, "train": training.command},
+    "Make a model": {"convert": convert.command, "train": training.command, "push": push.command},
     "Use it": {
         "generate": generate.command,
         "chat": chat.command,

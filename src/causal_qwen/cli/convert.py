@@ -10,6 +10,7 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.progress import bar
+from causal_qwen.cli.push import check_access, upload
 
 SOURCE_HELP = "smollm2 (embedded), a directory, a .gguf file or a hub id; of Qwen2 or Llama architecture."
 
@@ -30,9 +31,11 @@ def command(
     dtype: shared.Dtype = "auto",
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     overwrite: shared.Overwrite = False,
+    push: shared.Push = None,
     as_json: shared.AsJson = False,
 ) -> None:
     """Convert a base checkpoint into a causal model that behaves exactly like it."""
+    check_access(push)
     text = calibration_text.read_text(encoding="utf-8") if calibration_text else None
     note(f"converting {source} …")
     quiet_libraries()
@@ -49,6 +52,8 @@ def command(
         overwrite=overwrite,
         watch=bar,
     ).report
+    if push is not None:
+        note(upload(out, push))
     if as_json:
         print_json(report)
         return

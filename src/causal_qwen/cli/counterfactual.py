@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import note, print_json
+from causal_qwen.cli.console import note, print_json, quiet_libraries
 from causal_qwen.cli.models import load
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def command(
             "Begin it with its space."
         ),
     ] = None,
-    temperature: shared.Temperature = 1.0,
+    temperature: shared.Temperature = None,
     density_floor: shared.DensityFloor = None,
     persistence: shared.Persistence = None,
     device: shared.Device = None,
@@ -37,11 +37,33 @@ def command(
     as_json: shared.AsJson = False,
 ) -> None:
     """Ask one individual several prompts: what would the same one have said?"""
+    shared.check_prompt(prompt, "the prompt")
+    for index, other in enumerate(do or [], start=1):
+        shared.check_prompt(other, f"--do {index}")
+    if observed is not None:
+        shared.check_prompt(observed, "--observed")
+    quiet_libraries()
+    from causal_qwen.individual import Individual
+    from causal_qwen.prompting import Settings, Speaker
+
+    settings = Settings(
+        mode="causal",
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        persistence=persistence,
+        density_floor=density_floor,
+    )
     causal, processor = load(model, device=device, dtype=dtype)
     from causal_qwen.counterfactual import abduct, counterfactual
-    from causal_qwen.individual import Individual
 
-    options: dict[str, Any] = {"temperature": temperature, "density_floor": density_floor}
+    speaker = Speaker(causal, processor)
+    for one in (prompt, *(do or [])):
+        speaker.check(one, settings)
+    options: dict[str, Any] = {
+        "temperature": 1.0 if temperature is None else temperature,
+        "density_floor": density_floor,
+    }
     person: Any = Individual.random(persistence) if seed is None else Individual(seed, persistence)
     if observed is not None:
         note("abducting …")

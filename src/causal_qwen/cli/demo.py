@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from causal_qwen.cli.console import cell_text, note, print_table, quiet_libraries
+from causal_qwen.cli.options import check_prompt
 
 PROMPT = "The reason why the sea is salty is that"
 
@@ -23,6 +24,7 @@ def command(
     steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 45,
 ) -> None:
     """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
+    check_prompt(prompt, "--prompt")
     began = time.monotonic()
     note("1/6  converting the base, and measuring parity on held-out text …")
     quiet_libraries()

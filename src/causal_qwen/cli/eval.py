@@ -46,12 +46,15 @@ def command(
     source = Files(data, delimiter=delimiter, encoding=encoding)
     next(reading.examples(source, BadRows(on_bad_row, silent=True)), None)  # before anything is loaded
     loaded, processor = load(model, device=device, dtype=dtype)
+    context = loaded.config.max_position_embeddings
+    if max_length > context:
+        note(f"rows have at most {context} tokens, the context of the model")
     bad_rows = BadRows(on_bad_row)
     batches = labelled_batches(
         processor,
         source,
         reading=reading,
-        max_length=min(max_length, loaded.config.max_position_embeddings),
+        max_length=min(max_length, context),
         batch_size=batch_size,
         bad_rows=bad_rows,
     )

@@ -1,32 +1,50 @@
-"""causal-qwen generate MODEL PROMPT."""
+"""causal-qwen generate MODEL PROMPT, or --prompts FILE."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import note, print_json
-from causal_qwen.cli.models import load
-
-Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
+from causal_qwen.cli.console import note, print_json, quiet_libraries
+from causal_qwen.cli.models import load_speaker
 
 
 def command(
     model: shared.Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; - reads standard input.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="File of prompts: a line each, or JSONL with prompt or messages.", dir_okay=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="JSONL file for --prompts; a run that was cut is continued."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Texts at a time, of --prompts.", min=1)] = 8,
+    count: Annotated[
+        int, typer.Option("--num", "-n", help="Texts per prompt, by different individuals.", min=1)
+    ] = 1,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts are messages; answer by the model's chat template.")
+    ] = False,
+    system: shared.System = None,
     mode: Annotated[
         shared.Mode | None, typer.Option(help="Mode of inference; the model's own if not given.")
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Sample (always, in causal mode).")] = False,
     max_new_tokens: shared.NewTokens = 64,
-    temperature: shared.Temperature = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Allow only the k best tokens; 0 allows all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Allow only the nucleus of this probability.")] = None,
+    stop: shared.Stop = None,
+    temperature: shared.Temperature = None,
+    top_k: shared.TopK = None,
+    top_p: shared.TopP = None,
+    repetition_penalty: shared.RepetitionPenalty = None,
     persistence: shared.Persistence = None,
     density_floor: shared.DensityFloor = None,
     seed: shared.Seed = None,
@@ -37,60 +55,114 @@ def command(
     raw_intervals: Annotated[
         bool, typer.Option("--raw-intervals", help="Intervals of the Cauchy law, not the calibrated ones.")
     ] = False,
+    on_bad_row: shared.BadRow = "error",
+    overwrite: shared.Overwrite = False,
     device: shared.Device = None,
-    dtype: Annotated[
-        Precision, typer.Option(help="Precision of the weights; int8 and int4 need --engine native.")
-    ] = "auto",
-    engine: Annotated[
-        Literal["transformers", "native"],
-        typer.Option(help="native is our own compiled decoder, for the CPU."),
-    ] = "transformers",
+    dtype: shared.Precision = "auto",
+    engine: shared.Engine = "transformers",
     as_json: shared.AsJson = False,
 ) -> None:
-    """Continue a text, deciding by causes."""
-    prompt = sys.stdin.read() if prompt == "-" else prompt
-    integers = dtype if dtype == "int8" or dtype == "int4" else None
-    if integers and engine != "native":
-        raise ValueError(f"--dtype {dtype} needs --engine native")
-    loaded, processor = load(model, device=device, dtype="float32" if integers else dtype)
-    import torch
+    """Continue a text, or answer a message, deciding by causes; or do so for a file of prompts."""
+    text = _text(prompt, prompts)
+    if prompts is None and output is not None:
+        raise ValueError("--output is for --prompts; a single text goes to standard output")
+    if seed is not None and individual is not None:
+        raise ValueError("--seed and --individual both say who speaks; give one of them")
+    if individual is not None and count > 1:
+        raise ValueError(
+            f"-n {count} needs {count} individuals, and --individual is one; give --seed instead"
+        )
+    quiet_libraries()
+    from causal_qwen.data import BadRows
+    from causal_qwen.individual import Individual
+    from causal_qwen.prompting import Asking, Settings
 
-    from causal_qwen.data import prompt_batch
-    from causal_qwen.decoder import Engine
-    from causal_qwen.generation import NumberStreamer
-    from causal_qwen.individual import Individual, one_per_row
-
-    decider: str = mode or loaded.config.inference_mode
-    options: dict[str, Any] = {
-        "inference_mode": decider,
-        "do_sample": sample or decider == "causal",
-        "max_new_tokens": max_new_tokens,
-        "interval_level": level,
-        "raw_intervals": raw_intervals,
-    }
-    if options["do_sample"]:
-        (person,) = one_per_row(Individual.load(individual) if individual else seed, 1)
-        options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        if decider == "compatible":
-            torch.manual_seed(person.seed % 2**63)
-        else:
-            options |= {"individual": person, "persistence": persistence, "density_floor": density_floor}
-        note(f"seed {person.seed}")
-    if engine == "native":
-        options["engine"] = Engine.from_model(loaded, precision=integers, tell=note)
-    inputs: dict[str, Any] = prompt_batch(processor, [prompt], loaded.device)
-    streamer = None if as_json else NumberStreamer(processor, skip_special_tokens=True)
-    chosen_options = {name: value for name, value in options.items() if value is not None}
-    outputs = loaded.generate(**inputs, **chosen_options, streamer=streamer, return_dict_in_generate=True)
-    if not as_json:
-        return
-    said = outputs.after(inputs["input_ids"].shape[1])
-    print_json(
-        {
-            "prompt": prompt,
-            "text": processor.batch_decode(said, skip_special_tokens=True)[0],
-            "mode": decider,
-            "seed": person.seed if options["do_sample"] else None,
-            "numbers": [asdict(number) for number in said.numbers(processor.num_token_id)],
-        }
+    settings = Settings(
+        mode=mode,
+        sample=sample,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        persistence=persistence,
+        density_floor=density_floor,
+        stop=tuple(stop or ()),
+        level=level,
+        raw_intervals=raw_intervals,
     )
+    person = None if individual is None else Individual.load(individual)
+    asking = Asking(settings, chat=chat, system=system)
+    bad_rows = BadRows(on_bad_row)
+    requests = [] if prompts is None else asking.file(prompts, bad_rows)
+    if prompts is not None:
+        from causal_qwen.cli.prompts import check_output
+
+        check_output(output, overwrite=overwrite)
+        if asking.unused:
+            note(f"{prompts}: not used: {', '.join(sorted(asking.unused))}")
+
+    speaker = load_speaker(model, device=device, dtype=dtype, engine=engine)
+    settings = replace(settings, mode=mode or speaker.model.config.inference_mode)
+    if count > 1 and not settings.samples:
+        raise ValueError(f"-n {count}: without sampling all {count} texts are the same; add --sample")
+    if person is not None and settings.samples and not settings.draws_noise:
+        raise ValueError("--individual: mode compatible samples tokens, not individuals; give --seed")
+    shared.note_inert(settings, *(["individual"] if person is not None else []))
+    if prompts is not None:
+        from causal_qwen.cli.prompts import run
+
+        summary = run(
+            speaker,
+            requests,
+            settings,
+            model=model,
+            person=person,
+            count=count,
+            batch_size=batch_size,
+            output=output,
+            bad_rows=bad_rows,
+        )
+        if as_json and output is not None:
+            print_json(summary)
+        return
+
+    question = asking.prompt(text)
+    speaker.check(question, settings)
+    people = settings.people(count) if person is None else [person]
+    results: list[dict[str, Any]] = []
+    for index, who in enumerate(people):
+        if index and not as_json:
+            print(flush=True)
+        if settings.samples:
+            note(f"seed {who.seed}")
+        if as_json:
+            (answer,) = speaker.answer([question], settings, [who])
+            results.append({"prompt": question, "mode": settings.mode} | answer.to_dict())
+            continue
+        if isinstance(question, str):
+            print(question, end="", flush=True)
+        speaker.answer([question], settings, [who], tell=_print_piece)
+        print()
+    if as_json:
+        print_json(results[0] if count == 1 else results)
+
+
+def _text(prompt: str | None, prompts: Path | None) -> str:
+    """The prompt itself, of the command line or of standard input; nothing where a file has them.
+
+    Raises:
+        ValueError: If there is none, or there are two, or it is empty.
+    """
+    if (prompt is None) == (prompts is None):
+        raise ValueError("give one of PROMPT and --prompts FILE")
+    if prompt is None:
+        return ""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    shared.check_prompt(text, "standard input" if prompt == "-" else "the prompt")
+    return text
+
+
+def _print_piece(piece: str) -> None:
+    print(piece, end="", flush=True)

@@ -20,7 +20,12 @@ def command(
     """Show what is read as a number in a text, and as which value."""
     from causal_qwen.numbers import format_number, scan
 
-    text = sys.stdin.read() if text == "-" else text
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+            raise ValueError(f"standard input: {byte} is not utf-8; convert it (iconv -f latin1)") from None
     numbers = scan(text)
     if as_json:
         order = ("text", "value", "start", "end")

@@ -120,8 +120,8 @@ def command(
         note(f"{count} rows predicted" + (f"; {bad_rows}" if bad_rows.count else ""))
         return
     settings = {
-        "model": _state(model),
-        "data": row or _state(data or ""),
+        "model": state(model),
+        "data": row or state(data or ""),
         "template": reading.template,
         "target": reading.target,
         "delimiter": delimiter,
@@ -193,7 +193,7 @@ def _answer(record: Mapping[str, Any], level: float) -> Iterator[tuple[str, obje
     yield "probability of a number", record["prob_num"]
 
 
-def _state(place: str) -> list[Any]:
+def state(place: str) -> list[Any]:
     """What changes when a file or a model directory does: its size and time."""
     path = Path(place) / "config.json" if Path(place).is_dir() else Path(place)
     status = path.stat() if path.is_file() else None

@@ -33,6 +33,8 @@ def command(
 
     if no_plot and plot is not None:
         raise ValueError(f"--plot {plot} and --no-plot; give one of them")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise ValueError(f"{plot} ends in {plot.suffix or 'nothing'!r}; a picture is a .png")
     file = None if no_plot else plot or (None if as_json else DEFAULT_PLOT)
     simulation = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
     if file is not None:

@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.push import check_access, upload
 
 if TYPE_CHECKING:
     from causal_qwen.training.recipe import TrainingRecipe
@@ -51,6 +52,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what the model will see.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
     overwrite: shared.Overwrite = False,
+    push: shared.Push = None,
     as_json: shared.AsJson = False,
 ) -> None:
     """Teach a model your texts or your table, numbers as numbers, with honest intervals."""
@@ -77,6 +79,7 @@ def command(
     flags = {name: value for name, value in options.items() if value is not None} | _settings(set_ or [])
     if dry_run:
         flags.setdefault("output", "unused")
+    check_access(push)
     from causal_qwen.training import TrainingRecipe, train
 
     recipe = TrainingRecipe.from_yaml(config, **flags) if config else TrainingRecipe.from_mapping(flags)
@@ -86,6 +89,8 @@ def command(
     result = train(recipe, resume=resume, overwrite=overwrite, progress=note)
     if not result.metrics:  # not the main process
         return
+    if push is not None:
+        note(upload(result.output, push))
     if result.was_finished:
         note(
             f"{result.output} is finished, and nothing was trained; to train it further begin a new run from "

@@ -17,6 +17,7 @@ from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, weights_of
 from causal_qwen.conversion.checkpoints import FAMILIES, WEIGHTS, read_checkpoint
+from causal_qwen.conversion.card import conversion_card
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.headers import ConversionError
 from causal_qwen.conversion.sources import Base, BaseFiles, open_base
@@ -76,6 +77,7 @@ class Conversion:
             self.processor.save_pretrained(temporary)
             report = json.dumps(self.report, indent=2, ensure_ascii=False, sort_keys=True)
             (temporary / REPORT_FILE).write_text(report + "\n", encoding="utf-8")
+            (temporary / "README.md").write_text(conversion_card(self.report), encoding="utf-8")
         return target
 
 

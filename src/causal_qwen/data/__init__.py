@@ -1,8 +1,8 @@
 """Data: one way from a file or a row to a batch, for training, evaluation and prediction.
 
-`files` and `rows` read files, `fields`, `templates` and `reading` make texts of rows, `encoding` makes ids
-and values of texts, `batches` makes tensors; `settings` reads recipes. The package knows the processor, and
-no model.
+`files` and `rows` read files, `fields`, `templates`, `reading` and `chats` make texts of rows, `encoding`
+makes ids and values of texts, `batches` makes tensors; `settings` reads recipes. The package knows the
+processor, and no model.
 """
 
 from causal_qwen.data.batches import (
@@ -11,6 +11,7 @@ from causal_qwen.data.batches import (
     batches_of,
     labelled_batches,
     prompt_batch,
+    prompt_row,
     windows_by_length,
 )
 from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
@@ -37,6 +38,7 @@ __all__ = [
     "encode_text",
     "labelled_batches",
     "prompt_batch",
+    "prompt_row",
     "read_columns",
     "read_rows",
     "windows_by_length",

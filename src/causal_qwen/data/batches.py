@@ -26,6 +26,7 @@ __all__ = [
     "labelled_batches",
     "pack",
     "prompt_batch",
+    "prompt_row",
     "windows_by_length",
 ]
 
@@ -51,18 +52,26 @@ def prompt_batch(
     """
     rows = []
     for index, prompt in enumerate(prompts):
-        where = f"prompt {index}"
-        if isinstance(prompt, str):
-            example = Example(prompt, "", where)
-        else:
-            example = Example("", "", where, tuple(prompt))
-        _, row = encode_prompt(processor, example)
-        if not len(row):
-            raise ValueError(f"{where} is empty; give at least one token to continue")
-        rows.append(row)
+        try:
+            rows.append(prompt_row(processor, prompt))
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
     batch = replace(Collator.of(processor), padding_side="left")(rows)
     names = ("input_ids", "attention_mask", "numeric_values")
     return {name: batch[name].to(device) for name in names}
+
+
+def prompt_row(processor: CausalQwen2Processor, prompt: Prompt) -> Encoded:
+    """Ids and values of one prompt; special tokens in messages stay text.
+
+    Raises:
+        ValueError: If it has no token, or a number that is not finite.
+    """
+    if isinstance(prompt, str):
+        example = Example(prompt, "", "the prompt")
+    else:
+        example = Example("", "", "the prompt", tuple(prompt))
+    return encode_prompt(processor, example)[1]
 
 
 def labelled_batches(

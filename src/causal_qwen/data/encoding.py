@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from causal_qwen.data.chats import Chat
 from causal_qwen.data.reading import Example, Reading
 from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
@@ -186,18 +187,17 @@ class Encoder:
                 (example.prompt, example.prompt_numbers, False),
                 (example.completion, example.completion_numbers, True),
             ]
-        messages, before = list(example.messages), ""
-        parts: list[tuple[str, Sequence[Number], bool]] = []
-        for end, message in enumerate(messages, start=1):
+        chat, parts, before = Chat(self.processor, example.messages), [], ""
+        for end, message in enumerate(example.messages, start=1):
             learned = message["role"] == "assistant"
             if learned:
-                opened = self.processor.apply_chat_template(messages[: end - 1], add_generation_prompt=True)
-                parts.append((_rest(opened, before), (), False))
+                opened = chat.text(end - 1, opened=True)
+                parts.append((_rest(opened, before), False))
                 before = opened
-            text = self.processor.apply_chat_template(messages[:end])
-            parts.append((_rest(text, before), (), learned))
+            text = chat.text(end)
+            parts.append((_rest(text, before), learned))
             before = text
-        return [part for part in parts if part[0]]
+        return [(piece, (), learned) for part, learned in parts for piece in chat.parts(part) if piece]
 
     def _windows(self, whole: Encoded) -> Iterator[Encoded]:
         for start in range(0, len(whole), self.max_length):
@@ -223,15 +223,23 @@ def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[st
         example: Of `Reading.prompts`; a chat is opened for the assistant.
 
     Raises:
-        ValueError: If it has a number that is not finite.
+        ValueError: If it is empty, has a number that is not finite, or is a chat that the template refuses.
     """
     known: Sequence[Number] = ()
     if example.messages is None:
-        text, known = example.prompt, example.prompt_numbers
+        pieces, known = [example.prompt], example.prompt_numbers
     else:
-        text = processor.apply_chat_template(list(example.messages), add_generation_prompt=True)
-    ids, values = encode_text(processor, text, begins=example.messages is None, known=known)
-    return text, Encoded(ids, values, [IGNORE_INDEX] * len(ids))
+        chat = Chat(processor, example.messages)
+        pieces = chat.parts(chat.text(opened=True))
+    ids: list[int] = []
+    values: list[float] = []
+    for piece in pieces:
+        piece_ids, piece_values = encode_text(processor, piece, begins=example.messages is None, known=known)
+        ids += piece_ids
+        values += piece_values
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one token to continue")
+    return "".join(pieces), Encoded(ids, values, [IGNORE_INDEX] * len(ids))
 
 
 def numbers_of(rows: Iterable[Encoded], num_token_id: int) -> Tensor:

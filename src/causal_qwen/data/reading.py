@@ -18,7 +18,7 @@ from causal_qwen.data.settings import read_settings
 from causal_qwen.data.templates import Template
 from causal_qwen.numbers import Number
 
-__all__ = ["Example", "Reading"]
+__all__ = ["Example", "Reading", "read_messages", "read_prompt"]
 
 RECIPE_FILE = "recipe.yaml"
 ASSISTANT = "assistant"
@@ -115,7 +115,7 @@ class Reading:
             raise ValueError(
                 f"the template begins with {{{self.target}}}; a prediction needs some text before it"
             )
-        return _read(_prompt, template, source, bad_rows)
+        return _read(read_prompt, template, source, bad_rows)
 
     def _template(self) -> Template | None:
         return None if self.template is None else Template(self.template, self.target)
@@ -147,7 +147,7 @@ def _example(where: str, row: Row, template: Template | None) -> Example:
             completion_numbers=after.numbers,
         )
     if "messages" in row:
-        messages = _messages(row["messages"])
+        messages = read_messages(row["messages"])
         if not any(message["role"] == ASSISTANT for message in messages):
             raise ValueError("no message of the assistant: there is nothing to learn")
         return Example("", "", where, messages)
@@ -158,12 +158,17 @@ def _example(where: str, row: Row, template: Template | None) -> Example:
     raise ValueError(f"{_fields(row)}: neither text, nor prompt and completion, nor messages{REMEDY}")
 
 
-def _prompt(where: str, row: Row, template: Template | None) -> Example:
+def read_prompt(where: str, row: Row, template: Template | None) -> Example:
+    """What comes before the answer in one row.
+
+    Raises:
+        ValueError: If it has no prompt.
+    """
     if template is not None:
         passage = template.prompt(row)
         return Example(passage.text, "", where, prompt_numbers=passage.numbers)
     if "messages" in row:
-        messages = list(_messages(row["messages"]))
+        messages = list(read_messages(row["messages"]))
         while messages and messages[-1]["role"] == ASSISTANT:
             messages.pop()
         if not messages:
@@ -188,7 +193,12 @@ def _text(row: Row, name: str, *, empty: bool = False) -> str:
     return value
 
 
-def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+def read_messages(value: Any) -> tuple[Mapping[str, str], ...]:
+    """The messages of a chat.
+
+    Raises:
+        ValueError: If they are none.
+    """
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"messages is {value!r:.40}, not a list of messages")
     for message in value:

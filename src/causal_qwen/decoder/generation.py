@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from causal_qwen.context import check_context
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.placement import check_fit
@@ -194,12 +195,7 @@ def _check_prompt(
         raise ValueError(
             f"rows {unfinished} end in padding: their prompt is empty or padded on the right; pad on the left"
         )
-    needed = length + max_new_tokens - 1
-    if needed > config.max_position_embeddings:
-        raise ValueError(
-            f"a prompt of {length} tokens and {max_new_tokens} new ones need {needed} positions, the context "
-            f"has {config.max_position_embeddings}: shorten the prompt or lower max_new_tokens"
-        )
+    check_context(config.max_position_embeddings, length, max_new_tokens)
     return attention_mask
 
 

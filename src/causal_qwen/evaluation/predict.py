@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.context import check_context
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.data.rows import Row
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -136,10 +137,8 @@ def _questions(
     for example in reading.prompts(source, bad_rows):
         try:
             prompt, row = encode_prompt(processor, example)
+            check_context(longest, len(row))
         except ValueError as error:
             bad_rows.add(example.where, str(error))
             continue
-        if 0 < len(row) <= longest:
-            yield _Question(example.where, prompt, row, example.row)
-        else:
-            bad_rows.add(example.where, f"the prompt has {len(row)} tokens; the model reads 1 to {longest}")
+        yield _Question(example.where, prompt, row, example.row)

@@ -137,7 +137,7 @@ def evaluate(
             ready, each with tensors ``input_ids`` and ``labels`` (B, T), −100 ignored, and where there are
             any ``attention_mask`` and ``numeric_values``.
         reading: How rows become texts; `Reading.of` a trained model knows.
-        max_length: Tokens per row.
+        max_length: Tokens per row; never more than the context.
         batch_size: Rows per forward pass.
         bad_rows: Counts what is skipped; the first bad row stops by default.
 
@@ -155,7 +155,7 @@ def evaluate(
             processor,
             items,
             reading=reading,
-            max_length=max_length,
+            max_length=min(max_length, model.config.max_position_embeddings),
             batch_size=batch_size,
             bad_rows=bad_rows,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
+from causal_qwen.context import check_context
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.generation.readout import ReadOut
@@ -30,7 +31,8 @@ class NativeStepper:
         max_length: Most tokens of a row; the last one needs no slot.
 
     Raises:
-        ValueError: If the engine was made from another model.
+        ValueError: If the engine was made from another model; in `prefill`, if ``max_length`` does not fit
+            the context, which the engine cannot leave.
     """
 
     @torch.no_grad()
@@ -56,8 +58,9 @@ class NativeStepper:
     def prefill(self, input_ids: Tensor, numeric_values: Tensor | None) -> Causes:
         """As in `Stepper`."""
         rows, length = input_ids.shape
-        context = max(self.engine.config.max_position_embeddings, length)
-        self._cache = self.engine.new_cache(rows, min(max(self._max_length - 1, length), context))
+        new_tokens = max(self._max_length - length, 1)
+        check_context(self.engine.config.max_position_embeddings, length, new_tokens)
+        self._cache = self.engine.new_cache(rows, length + new_tokens - 1)
         return self._read(input_ids, self._mask, numeric_values)
 
     def step(self, tokens: Tensor, numeric_values: Tensor | None) -> Causes:

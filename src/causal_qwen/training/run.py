@@ -108,7 +108,7 @@ def train(
     workspace = output.with_name(output.name + ".run")
     if resume and not overwrite and (output / EVALUATION_FILE).is_file():
         return _finished(recipe, output, workspace)
-    if resume and not overwrite:
+    if resume:
         _check_same_recipe(recipe, workspace)
     if rows is None:
         check_files(recipe)
