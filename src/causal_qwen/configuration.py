@@ -2,8 +2,11 @@
 
 import difflib
 import math
+import os
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
+
+from causal_qwen.auto_module import auto_map, write_auto_module
 
 __all__ = ["CausalFields"]
 
@@ -53,6 +56,8 @@ class CausalFields:
         conformal_scores: Sorted |g(v) − loc_Y|/scale_Y of numbers set aside in training, from which intervals
             are made; None for the Cauchy quantiles themselves.
         num_token_id: The id of <NUM>; None for a model without a number channel.
+        number_spelling: The token of each character that numbers are written with, so that generated ids can
+            hold them in digits; None leaves <NUM> there.
         gate_alpha: α of the number gate.
         gate_gradient: Whether the number loss may move P_<NUM>.
         reg_loss_weight: λ, the weight of the number loss.
@@ -90,6 +95,7 @@ class CausalFields:
     value_spread: float | int = 1.0
     conformal_scores: list[float | int] | None = None
     num_token_id: int | None = None
+    number_spelling: dict[str, int] | None = None
     gate_alpha: float | int = 0.0
     gate_gradient: bool = False
     reg_loss_weight: float | int = 1.0
@@ -136,6 +142,32 @@ class CausalFields:
                 "resize the embeddings first, or let `convert` choose the row"
             )
         super().__post_init__(**kwargs)
+        names = {"AutoConfig": type(self).__name__, "AutoModelForCausalLM": self._model_name}
+        self.auto_map = auto_map(**names, AutoProcessor="CausalQwen2Processor")
+
+    @property
+    def _model_name(self) -> str:
+        return type(self).__name__.replace("Config", "ForCausalLM")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers'; of a saved model, ``architectures`` begin with a name that transformers knows.
+
+        `transformers serve` looks the first one up among transformers' own classes, and an Auto class loads
+        what is registered or in ``auto_map``.
+        """
+        fields_of_base: dict[str, Any] = super().to_dict()
+        if fields_of_base.get("architectures"):
+            fields_of_base["architectures"] = ["AutoModelForCausalLM", self._model_name]
+        return fields_of_base
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """As transformers', with the module that ``auto_map`` names."""
+        write_auto_module(save_directory)
+        super().save_pretrained(save_directory, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
 
 
 def _are_scores(scores: list[float | int]) -> bool:

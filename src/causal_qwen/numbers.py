@@ -43,10 +43,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-__all__ = ["MAX_DIGITS", "UNITS", "Number", "format_number", "scan", "spread_of", "write"]
+__all__ = [
+    "MAX_DIGITS",
+    "SEPARATOR",
+    "UNITS",
+    "Number",
+    "begins_thousands",
+    "format_number",
+    "scan",
+    "spread_of",
+    "write",
+]
 
 MAX_DIGITS = 15
 """Significant digits that every float64 keeps: up to here decimal → float64 → decimal is the identity."""
+
+SEPARATOR = " "
+"""What stands between two numbers that nothing separates: 12 and 13 must not become 1213."""
 
 UNITS = frozenset(
     unit
@@ -119,6 +132,10 @@ _FREE = rf"(?<![{_WORD}][{_DIGIT}])(?<![{_WORD}][{_TIE}][{_DIGIT}])"
 _MEASURE = rf"({_NUMBER})(?:{_END}|([{_WORD}]*+)(?:{_TAIL}|{_SECOND}))"
 _CHUNK = re.compile(rf"[{_DIGIT}](?:{_FREE}(?:({_SIMPLE}){_END}|{_MEASURE})|{_REST})")
 _GROUPED = re.compile(rf"[{_DIGIT}]{_GROUPS}{_FRACTION}(?!,[{_DIGIT}])")
+# What may still become thousands of the number before it, or just has.
+_OPEN_GROUPS = re.compile(
+    rf"(?:,[{_DIGIT}]{{3}})*+(?:,[{_DIGIT}]{{0,2}})?|(?:,[{_DIGIT}]{{3}})++(?:[{_POINT}][{_DIGIT}]*+)?,?"
+)
 _WORD_CHARACTER = re.compile(rf"[{_WORD}]")
 _CJK_LETTER = re.compile(rf"[{_CJK}]")
 # A unit of up to eight letters between a number and a minus; the bound keeps the look-behind short.
@@ -312,12 +329,22 @@ def _round(value: float, spread: float) -> float:
     return rounded or 0.0  # no sign is left of what has been rounded away
 
 
+def begins_thousands(text: str, start: int, end: int, *, ended: bool = True) -> bool | None:
+    """Whether a number with digits at [start, end) would be read as the head of a thousands group; None where
+    the text goes on and what follows decides.
+    """
+    if not ended and end - start < 4 and _OPEN_GROUPS.fullmatch(text, end):
+        return None
+    return text.startswith(",", end) and _GROUPED.match(text, start) is not None
+
+
 def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float | None] | None = None) -> str:
     """Put numbers back between pieces of text: gaps[0] values[0] gaps[1] ... values[n-1] gaps[n].
 
     For the gaps and values of a scanned text, `scan` reads the same values between the same gaps again,
     although the numbers may be spelled differently. `format_number` alone cannot promise that: "1.0,200"
-    would become "1,200". So a number that would begin a thousands group keeps a ".0".
+    would become "1,200". So a number that would begin a thousands group keeps a ".0". Two numbers with
+    nothing between them, which no scanned text has, get a `SEPARATOR`.
 
     Args:
         gaps: The text around the numbers, one piece more than there are values.
@@ -339,10 +366,12 @@ def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float 
             parts += format_number(value, spread), gap
         except ValueError as error:
             raise ValueError(f"value {position}: {error}") from None
+    for index in range(2, len(parts) - 1, 2):
+        parts[index] = parts[index] or SEPARATOR
     text = "".join(parts)
     end = 0
     for index, part in enumerate(parts):
         start, end = end, end + len(part)
-        if index % 2 and text.startswith(",", end) and _GROUPED.match(text, start + part.startswith("-")):
+        if index % 2 and begins_thousands(text, start + part.startswith("-"), end):
             parts[index] += ".0"
     return "".join(parts)

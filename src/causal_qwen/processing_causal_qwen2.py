@@ -7,25 +7,37 @@ everything else: padding, truncation and special tokens are its own. The process
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
+import torch
 from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
+from causal_qwen.auto_module import auto_map, write_auto_module
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
+from causal_qwen.numbered_ids import NumberedIds
 from causal_qwen.numbers import Number, scan, spread_of, write
+from causal_qwen.tokenizer_face import TokenizerFace
 
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
 
 NUM_TOKEN = "<NUM>"
+# What numbers are written with, and what stands around them where that matters.
+SPELLED_WITH = "0123456789-.e, "
 # Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal
 # use.
 PRIVATE_TOKEN = "\ufdd0"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class CausalQwen2Processor(ProcessorMixin):
+# What `__call__` takes beside the text, when a chat is encoded.
+ENCODING_OPTIONS = (
+    "numbers", "padding", "truncation", "max_length", "padding_side", "stride", "return_overflowing_tokens",
+)  # fmt: skip
+
+
+class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
     """A tokenizer that reads and writes numbers as numbers.
 
     Args:
@@ -40,6 +52,7 @@ class CausalQwen2Processor(ProcessorMixin):
     ):
         self.numbers = _checked(numbers)
         super().__init__(tokenizer, chat_template=chat_template or tokenizer.chat_template)
+        self.auto_map = auto_map(AutoProcessor=type(self).__name__)
         self.num_token_id = tokenizer.get_vocab().get(NUM_TOKEN)
         if self.num_token_id is None:
             raise ValueError(
@@ -114,17 +127,40 @@ class CausalQwen2Processor(ProcessorMixin):
         }
         if return_overflowing_tokens:
             batch["overflow_to_sample_mapping"] = list(samples)
-        return _batch(batch, return_tensors, unwrap=single and not return_overflowing_tokens)
+        unwrap = single and not return_overflowing_tokens
+        return _batch(batch, return_tensors, unwrap=unwrap, numbered=any(spans))
 
     def apply_chat_template(
-        self, conversation, *, tokenize: bool = False, add_generation_prompt: bool = False, **kwargs
+        self,
+        conversation,
+        *,
+        tokenize: bool | None = None,
+        return_dict: bool | None = None,
+        return_tensors: str | None = None,
+        **kwargs,
     ):
-        """The text of a chat, or with ``tokenize=True`` its encoding; other options go to `__call__`."""
-        template = kwargs.pop("chat_template", self.chat_template)
-        text = self.tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=add_generation_prompt, chat_template=template
-        )
-        return self(text, add_special_tokens=False, **kwargs) if tokenize else text
+        """The text of one chat or several, or its encoding.
+
+        Args:
+            conversation: Messages with "role" and "content", or a list of such chats.
+            tokenize: Whether to encode; by default where tensors or a dict are asked for.
+            return_dict: Whether the encoding is what `__call__` returns, and not its ids alone; True by
+                default.
+            return_tensors: "pt" or "np"; lists by default.
+            **kwargs: What `__call__` takes goes there; the rest is the tokenizer's (add_generation_prompt,
+                continue_final_message, tools, documents) and the template's.
+        """
+        if kwargs.pop("return_assistant_tokens_mask", False):
+            raise ValueError(
+                "return_assistant_tokens_mask is for training on chats; `causal_qwen.data` makes their labels"
+            )
+        options = {name: kwargs.pop(name) for name in ENCODING_OPTIONS if name in kwargs}
+        kwargs.setdefault("chat_template", self.chat_template)
+        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs)
+        if not (return_tensors is not None or return_dict if tokenize is None else tokenize):
+            return text
+        encoded = self(text, add_special_tokens=False, return_tensors=return_tensors, **options)
+        return encoded if return_dict is None or return_dict else encoded["input_ids"]
 
     def decode(
         self,
@@ -134,25 +170,48 @@ class CausalQwen2Processor(ProcessorMixin):
         numeric_lower=None,
         numeric_upper=None,
         skip_special_tokens: bool = False,
-    ) -> str:
+        clean_up_tokenization_spaces: bool = False,
+    ):
         """Text of one row of ids; each <NUM> is written as its value.
 
         Args:
-            token_ids: (T,) ids.
-            numeric_values: (T,) values; required where an id is <NUM>.
+            token_ids: (T,) ids; (B, T) gives a list, as `batch_decode` does.
+            numeric_values: (T,) values; required where an id is <NUM>, unless the ids know them, as those do
+                that this processor and generate() return.
             numeric_lower: (T,) lower end of each value's interval, which rounds it; None writes every digit.
             numeric_upper: (T,) upper end.
             skip_special_tokens: As for a tokenizer; numbers are always written.
+            clean_up_tokenization_spaces: As for a tokenizer.
 
         Raises:
             ValueError: If a <NUM> has no value, or a value is NaN or infinite; the position is named.
         """
-        ids = np.asarray(token_ids).reshape(-1)
+        if numeric_values is None and isinstance(token_ids, NumberedIds):
+            numeric_values = token_ids.numeric_values
+        ids = np.asarray(token_ids)
+        if ids.ndim == 2:
+            return self.batch_decode(
+                token_ids,
+                numeric_values,
+                numeric_lower=numeric_lower,
+                numeric_upper=numeric_upper,
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+            )
+        ids = ids.reshape(-1)
+        plain = partial(
+            self._plain,
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+        )
         positions = np.flatnonzero(ids == self.num_token_id)
         if len(positions) == 0:
-            return self._plain(ids, skip_special_tokens)
+            return plain(ids)
         if numeric_values is None:
-            raise ValueError(f"{NUM_TOKEN} at position {positions[0]}, but no numeric_values to write there")
+            raise ValueError(
+                f"{NUM_TOKEN} at position {positions[0]}, but no numeric_values to write there; "
+                "generate(..., return_dict_in_generate=True) returns them with the ids"
+            )
         values = np.asarray(numeric_values, dtype=np.float64).reshape(-1)
         if len(values) != len(ids):
             raise ValueError(
@@ -163,10 +222,7 @@ class CausalQwen2Processor(ProcessorMixin):
             raise ValueError(
                 f"the value at position {wrong[0]} is {values[wrong[0]]}; only finite numbers can be written"
             )
-        gaps = [
-            self._plain(part[part != self.num_token_id], skip_special_tokens)
-            for part in np.split(ids, positions)
-        ]
+        gaps = [plain(part[part != self.num_token_id]) for part in np.split(ids, positions)]
         spreads = None
         if numeric_lower is not None and numeric_upper is not None:
             ends = (np.asarray(end, dtype=np.float64).reshape(-1) for end in (numeric_lower, numeric_upper))
@@ -181,6 +237,7 @@ class CausalQwen2Processor(ProcessorMixin):
         numeric_lower=None,
         numeric_upper=None,
         skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
     ) -> list[str]:
         """`decode` for each row of (B, T) ids and values, or of an output of generate() as it is."""
         columns = (numeric_values, numeric_lower, numeric_upper)
@@ -195,9 +252,24 @@ class CausalQwen2Processor(ProcessorMixin):
                 numeric_lower=lower,
                 numeric_upper=upper,
                 skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             )
             for ids, (values, lower, upper) in zip(sequences, rows, strict=True)
         ]
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As transformers', with the module that ``auto_map`` names."""
+        write_auto_module(save_directory)
+        return super().save_pretrained(save_directory, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoProcessor"):
+        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
+
+    @cached_property
+    def spelling(self) -> dict[str, int] | None:
+        """The token of each character that numbers are written with; None where a character has none."""
+        return self.spell(SPELLED_WITH)
 
     @property
     def model_input_names(self) -> list[str]:
@@ -267,9 +339,17 @@ class CausalQwen2Processor(ProcessorMixin):
         values[positions] = [starts[offsets[position][0]] for position in positions]
         return values
 
-    def _plain(self, ids: np.ndarray, skip_special_tokens: bool) -> str:
+    def _plain(
+        self,
+        ids: np.ndarray,
+        *,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
         return self.tokenizer.decode(
-            ids.tolist(), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            ids.tolist(),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
         )
 
 
@@ -311,8 +391,10 @@ def _render(text: str, numbers: Sequence[Number], token: str) -> str:
     return "".join(parts)
 
 
-def _batch(data: dict, return_tensors: str | None, *, unwrap: bool) -> BatchFeature:
-    """As lists (of one text alone, its rows), or as int64 and float64 arrays; values keep their 64 bits."""
+def _batch(data: dict, return_tensors: str | None, *, unwrap: bool, numbered: bool) -> BatchFeature:
+    """As lists (of one text alone, its rows), or as int64 and float64 arrays; values keep their 64 bits, and
+    the ids of a text with numbers know them.
+    """
     if return_tensors is None:
         data["numeric_values"] = [row.tolist() for row in data["numeric_values"]]
         return BatchFeature({name: rows[0] for name, rows in data.items()} if unwrap else data)
@@ -327,9 +409,10 @@ def _batch(data: dict, return_tensors: str | None, *, unwrap: bool) -> BatchFeat
         return BatchFeature(arrays)
     if return_tensors != "pt":
         raise ValueError(f"return_tensors is {return_tensors!r}; choose 'pt', 'np' or None")
-    import torch
-
-    return BatchFeature({name: torch.from_numpy(array) for name, array in arrays.items()})
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if numbered:
+        tensors["input_ids"] = NumberedIds.of(tensors["input_ids"], tensors["numeric_values"])
+    return BatchFeature(tensors)
 
 
 AutoProcessor.register(CausalQwen2Config, CausalQwen2Processor, exist_ok=True)

@@ -140,7 +140,9 @@ def convert(
         features = text_features(model, num_token.tokenizer, text, watch=watch)
         fitted = calibrate(model, features, seed=seed, watch=watch)
         report["calibration"] |= asdict(fitted) | {"text_sha256": hashlib.sha256(text.encode()).hexdigest()}
-    conversion = Conversion(model, CausalQwen2Processor(num_token.tokenizer, numbers="text"), report)
+    processor = CausalQwen2Processor(num_token.tokenizer, numbers="text")
+    model.config.number_spelling = processor.spelling
+    conversion = Conversion(model, processor, report)
     if output is not None:
         conversion.save(output, overwrite=overwrite, watch=watch)
     return conversion

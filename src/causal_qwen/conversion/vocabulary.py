@@ -141,7 +141,7 @@ def _settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     }
     return special | {
         "model_max_length": tokenizer.model_max_length,
-        "padding_side": tokenizer.padding_side,
+        "padding_side": "left",  # texts are there to be continued
         "truncation_side": tokenizer.truncation_side,
         "clean_up_tokenization_spaces": False,
     }

@@ -17,8 +17,9 @@ from causal_qwen.generation.decisions import Decision
 from causal_qwen.generation.loop import Inference, Texts, steps
 from causal_qwen.generation.native import NativeStepper
 from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.spelling import spelled
 from causal_qwen.generation.stepping import TransformersStepper
-from causal_qwen.generation.streaming import NumberStreamer
+from causal_qwen.generation.streaming import SpelledStream
 from causal_qwen.individual import Individual
 
 __all__ = ["CausalGenerateOutput", "GeneratedNumber", "decode"]
@@ -93,7 +94,8 @@ def decode(
 ) -> CausalGenerateOutput | Tensor:
     """Generate with a `Decision`; arguments as transformers hands them to its own loops.
 
-    With an ``engine``, forward passes are its own.
+    With an ``engine``, forward passes are its own. Ids that are returned alone have their numbers in digits,
+    as streamed ones have; an output has <NUM> and its values.
     """
     values = model_kwargs.pop("numeric_values", None)
     stepper = _stepper(model, engine, generation_config, model_kwargs)
@@ -105,21 +107,33 @@ def decode(
         pad_token_id=_pad_token(generation_config) if may_pad else None,
     )
     record = _Record(generation_config, decision)
+    stream = None if streamer is None else SpelledStream(streamer, model.config)
+    if stream is not None:
+        stream.prompt(texts.ids, texts.numbers)
     for inference in steps(stepper, decision, texts, logits_processor):
         record.add(inference, stepper)
-        if isinstance(streamer, NumberStreamer):
-            streamer.put_choice(inference.tokens.cpu(), inference.choice)
-        elif streamer is not None:
-            streamer.put(inference.tokens.cpu())
+        if stream is not None:
+            stream.add(inference.tokens, inference.choice)
         for criterion in stopping_criteria:
             texts.end(criterion(texts.ids, record.scores))
         if not model._has_unfinished_sequences(texts.all_ended, synced_gpus, device=input_ids.device):
             break
-    if streamer is not None:
-        streamer.end()
-    if not generation_config.return_dict_in_generate:
+    if stream is not None:
+        stream.end()
+    if generation_config.return_dict_in_generate:
+        return record.output(texts, stepper)
+    numbers, config = texts.numbers, model.config
+    if numbers[0] is None or config.number_spelling is None:
         return texts.ids
-    return record.output(texts, stepper)
+    padding = _pad_token(generation_config)
+    return spelled(
+        texts.ids,
+        numbers,
+        num_token_id=config.num_token_id,
+        spelling=config.number_spelling,
+        pad_token_id=config.number_spelling[" "] if padding is None else padding,
+        start=input_ids.shape[1],
+    )
 
 
 def _stepper(
@@ -141,12 +155,12 @@ def _stepper(
     return NativeStepper(model, engine, mask, max_length=config.max_length)
 
 
-def _pad_token(config: GenerationConfig) -> int:
+def _pad_token(config: GenerationConfig) -> int | None:
     """What a row gets behind its end; the first end-of-text token where nothing else is said."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
     ends = config.eos_token_id
-    return int(ends if isinstance(ends, int) else ends[0])
+    return ends if ends is None or isinstance(ends, int) else int(ends[0])
 
 
 class _Record:

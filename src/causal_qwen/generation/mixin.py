@@ -1,6 +1,7 @@
 """generate(), deciding by causes: what a causal model adds to transformers' GenerationMixin."""
 
 import functools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -12,11 +13,12 @@ from transformers.generation.logits_process import (
     WatermarkLogitsProcessor,
 )
 
+from causal_qwen.configuration import CausalFields
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.decoding import decode
 from causal_qwen.generation.inferencer import Inferencer
 from causal_qwen.generation.loop import Inference
-from causal_qwen.generation.settings import plan
+from causal_qwen.generation.settings import plan, take_values, with_prompt_values
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.individual import Individuals
 
@@ -76,10 +78,13 @@ class CausalGenerationMixin(GenerationMixin):
             **kwargs: As for transformers.
 
         Returns:
-            Ids (B, T'), or with ``return_dict_in_generate=True`` a `CausalGenerateOutput`.
+            Ids (B, T') that begin with the prompts; a number that was generated stands there in digits, so
+            that any tokenizer can decode it. With ``return_dict_in_generate=True`` a `CausalGenerateOutput`,
+            which has <NUM>, its value and its interval instead.
         """
         if kwargs.get("custom_generate") is not None:  # somebody's own loop decides by its own rules
             return super().generate(inputs, generation_config, **kwargs)
+        inputs, values = take_values(self.config.num_token_id, inputs, kwargs)
         decision = plan(
             self,
             inputs,
@@ -97,17 +102,18 @@ class CausalGenerationMixin(GenerationMixin):
             own_loop=engine is not None,
         )
         if decision is not None:
-            # transformers hands neither to a loop that is not its own.
+            # transformers hands neither to a loop that is not its own, and would put a prompt without values.
             kwargs["custom_generate"] = functools.partial(
                 decode,
                 decision=decision,
                 engine=engine,
-                streamer=kwargs.get("streamer"),
+                streamer=kwargs.pop("streamer", None),
                 synced_gpus=bool(kwargs.get("synced_gpus")),
             )
         elif engine is not None:
             raise ValueError("beams and assistants run in transformers' own loops: leave out engine=")
-        return super().generate(inputs, generation_config, **kwargs)
+        outputs = super().generate(inputs, generation_config, **kwargs)
+        return outputs if values is None else with_prompt_values(outputs, values)
 
     def inference(self, input_ids: Tensor, mode: str | None = None, **options) -> Inference:
         """The laws and the decision for the token after ``input_ids``; options as for `Inferencer`."""
@@ -119,14 +125,53 @@ class CausalGenerationMixin(GenerationMixin):
         """Token after token, each with its laws; options as for `Inferencer`."""
         return Inferencer(self, mode, **options).steps(input_ids, max_new_tokens)
 
-    def prepare_inputs_for_generation(self, input_ids, *args, numeric_values=None, **kwargs):
-        """As the base's, with the values of the tokens that are fed; tokens beyond the values have none."""
-        model_inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+    def compute_transition_scores(self, sequences, scores, *args, **kwargs):
+        """As the base's; scores may lack the <NUM> row that "compatible" hides."""
+        rows = self.config.vocab_size
+        padded = tuple(F.pad(step, (0, rows - step.shape[-1]), value=-math.inf) for step in scores)
+        return super().compute_transition_scores(sequences, padded, *args, **kwargs)
+
+    def prepare_inputs_for_generation(
+        self, input_ids, *args, inputs_embeds=None, numeric_values=None, **kwargs
+    ):
+        """As the base's, with the values of the tokens that are fed; tokens beyond the values have none.
+
+        ``inputs_embeds`` stands here by name because generate() looks for it to know that it is understood.
+        """
+        model_inputs = super().prepare_inputs_for_generation(
+            input_ids, *args, inputs_embeds=inputs_embeds, **kwargs
+        )
         fed = model_inputs.get("input_ids")
         if numeric_values is not None and fed is not None:
             values = F.pad(numeric_values, (0, input_ids.shape[1] - numeric_values.shape[1]))
             model_inputs["numeric_values"] = values[:, values.shape[1] - fed.shape[1] :]
         return model_inputs
+
+    def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
+        """As the base's; a <NUM> row that conversion added behind the base's vocabulary does not make another
+        tokenizer.
+        """
+        checked = dict(generation_mode_kwargs)
+        assistant = checked.get("assistant_model")
+        if assistant is not None and "assistant_tokenizer" not in checked and _share_rows(self, assistant):
+            del checked["assistant_model"]
+        super()._validate_generation_mode(generation_mode, generation_config, checked)
+
+    def _get_candidate_generator(
+        self, generation_config, *args, model_kwargs, assistant_model=None, **kwargs
+    ):
+        """As the base's; an assistant is not told what only we understand, and one of ours proposes as Qwen
+        would.
+        """
+        proposer = assistant_model if generation_config.assistant_early_exit is None else self
+        options = {name: value for name, value in model_kwargs.items() if name != "hide_num_token"}
+        if isinstance(proposer, CausalGenerationMixin):
+            options["inference_mode"] = "compatible"
+        else:
+            options.pop("numeric_values", None)
+        return super()._get_candidate_generator(
+            generation_config, *args, model_kwargs=options, assistant_model=assistant_model, **kwargs
+        )
 
     def _get_logits_processor(self, generation_config, *args, model_kwargs=None, **kwargs):
         """As the base's; where an added <NUM> is hidden, a processor that calls the model or knows V sees the
@@ -144,3 +189,15 @@ class CausalGenerationMixin(GenerationMixin):
             elif isinstance(processor, WatermarkLogitsProcessor) and watermark is not None:
                 processors[index] = watermark.construct_processor(num_token_id, self.device)
         return processors
+
+
+def _share_rows(model, assistant) -> bool:
+    """Whether both may have the vocabulary of one base."""
+    return not _possible_sizes(model.config).isdisjoint(_possible_sizes(assistant.config))
+
+
+def _possible_sizes(config) -> set[int]:
+    """How many rows the vocabulary has, and how many the base's may have had."""
+    rows = config.vocab_size
+    added = isinstance(config, CausalFields) and config.num_token_id == rows - 1
+    return {rows, rows - 1} if added else {rows}

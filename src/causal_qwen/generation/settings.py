@@ -9,9 +9,11 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
+    ProcessorMixin,
     StoppingCriteriaList,
     StopStringCriteria,
     SuppressTokensLogitsProcessor,
@@ -21,8 +23,9 @@ from transformers.generation.configuration_utils import GenerationMode
 from causal_qwen.generation.decisions import Decision, InferenceMode
 from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.individual import Individuals, one_per_row
+from causal_qwen.numbered_ids import NumberedIds
 
-__all__ = ["hides_num", "plan", "resolve"]
+__all__ = ["hides_num", "plan", "resolve", "take_values", "with_prompt_values"]
 
 LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
@@ -62,6 +65,43 @@ def hides_num(model: CausalModel, mode: InferenceMode) -> bool:
     return mode == "compatible" and not model.writes_numbers
 
 
+def take_values(
+    num_token_id: int | None, inputs: Tensor | None, kwargs: dict[str, Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The prompts as plain ids, and the values of their numbers, (B, T); None where they have none.
+
+    Values come with ``numeric_values=``, or with the ids of a processor; ``kwargs`` are changed in place.
+
+    Raises:
+        ValueError: If a <NUM> has lost its value.
+    """
+    ids = kwargs.get("input_ids") if inputs is None else inputs
+    if isinstance(ids, NumberedIds):
+        kwargs.setdefault("numeric_values", ids.numeric_values)
+        ids = ids.as_subclass(Tensor)
+        if inputs is None:
+            kwargs["input_ids"] = ids
+    values: Tensor | None = kwargs.get("numeric_values")
+    if ids is None or num_token_id is None or not torch.any(ids == num_token_id):
+        return (None if inputs is None else ids), None
+    if values is None and kwargs.get("inputs_embeds") is None:
+        raise ValueError(
+            "the prompt has <NUM> tokens, but no numeric_values; pass all that the processor returned, "
+            "generate(**batch), or read numbers as text, processor(..., numbers='text')"
+        )
+    return (None if inputs is None else ids), values
+
+
+def with_prompt_values(outputs: Any, values: Tensor) -> Any:
+    """Ids that generate() returned alone, (B', T'), with the values of the prompts (B, T) that they begin
+    with.
+    """
+    if not isinstance(outputs, Tensor):
+        return outputs
+    rows = values.repeat_interleave(len(outputs) // len(values), dim=0)
+    return NumberedIds.of(outputs, F.pad(rows, (0, outputs.shape[1] - rows.shape[1])))
+
+
 def plan(
     model: CausalModel,
     inputs: Tensor | None,
@@ -99,6 +139,12 @@ def plan(
 
     interval: dict[str, Any] = {"level": interval_level, "raw_intervals": raw_intervals}
     method = config.get_generation_mode(kwargs.get("assistant_model"))
+    spelled = model.writes_numbers and model.config.number_spelling is not None
+    if spelled and kwargs.get("past_key_values") is not None and not config.return_dict_in_generate:
+        raise ValueError(
+            "past_key_values would hold <NUM> where the returned ids hold digits; pass "
+            "return_dict_in_generate=True, and go on with its sequences and numeric_values"
+        )
     if mode == "compatible":
         if individual is not None:
             raise ValueError(
@@ -152,6 +198,8 @@ def _move_stop_strings(config: GenerationConfig, kwargs: dict[str, Any]) -> None
     tokenizer = kwargs.pop("tokenizer", None)
     if tokenizer is None:
         raise ValueError("stop_strings are text; pass tokenizer= as well")
+    if isinstance(tokenizer, ProcessorMixin):
+        tokenizer = tokenizer.tokenizer
     criterion = StopStringCriteria(tokenizer, config.stop_strings)
     kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
     kwargs["stop_strings"] = None

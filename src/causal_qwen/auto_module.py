@@ -1,0 +1,36 @@
+"""A module that is saved with every model, so that transformers can load it where nobody has imported us.
+
+``from_pretrained(..., trust_remote_code=True)``, `transformers serve --trust-remote-code` and the like run
+it; it imports the installed package, and holds no code of its own. Where causal_qwen is imported, it is not
+used.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["auto_map", "write_auto_module"]
+
+NAME = "causal_qwen_auto"
+SOURCE = '''"""How transformers finds the classes of this model, with trust_remote_code=True."""
+
+from causal_qwen import (  # noqa: F401
+    CausalQwen2Config,
+    CausalQwen2ForCausalLM,
+    CausalQwen2Processor,
+    CausalQwen3Config,
+    CausalQwen3ForCausalLM,
+)
+'''
+
+
+def auto_map(**classes: str) -> dict[str, str]:
+    """For each Auto class, where a saved configuration says that our class is."""
+    return {auto: f"{NAME}.{name}" for auto, name in classes.items()}
+
+
+def write_auto_module(directory: str | os.PathLike[str]) -> None:
+    """Write the module into a directory, which is made if need be."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    (Path(directory) / f"{NAME}.py").write_text(SOURCE, encoding="utf-8")
