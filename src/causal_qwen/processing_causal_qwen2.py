@@ -11,6 +11,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
@@ -28,6 +29,10 @@ SPELLED_WITH = "0123456789-.e, "
 # Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal
 # use.
 PRIVATE_TOKEN = "\ufdd0"
+# What a program in a model's directory may do wrong.
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -149,6 +154,9 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             return_tensors: "pt" or "np"; lists by default.
             **kwargs: What `__call__` takes goes there; the rest is the tokenizer's (add_generation_prompt,
                 continue_final_message, tools, documents) and the template's.
+
+        Raises:
+            ValueError: If the template is broken or refuses the messages, or there is none.
         """
         if kwargs.pop("return_assistant_tokens_mask", False):
             raise ValueError(
@@ -156,7 +164,11 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             )
         options = {name: kwargs.pop(name) for name in ENCODING_OPTIONS if name in kwargs}
         kwargs.setdefault("chat_template", self.chat_template)
-        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs)
+        try:
+            text = self.tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs)
+        except TEMPLATE_ERRORS as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ValueError(f"the chat template refuses these messages: {reason:.300}") from error
         if not (return_tensors is not None or return_dict if tokenize is None else tokenize):
             return text
         encoded = self(text, add_special_tokens=False, return_tensors=return_tensors, **options)
@@ -184,7 +196,8 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             clean_up_tokenization_spaces: As for a tokenizer.
 
         Raises:
-            ValueError: If a <NUM> has no value, or a value is NaN or infinite; the position is named.
+            ValueError: If a <NUM> has no value, a value is NaN or infinite, or an id is no token; the position is
+                named.
         """
         if numeric_values is None and isinstance(token_ids, NumberedIds):
             numeric_values = token_ids.numeric_values
@@ -199,6 +212,7 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
                 clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             )
         ids = ids.reshape(-1)
+        _check_ids(ids)
         plain = partial(
             self._plain,
             skip_special_tokens=skip_special_tokens,
@@ -375,6 +389,15 @@ def _check_spans(texts: list[str], spans: Sequence[Sequence[Number]]) -> None:
                     "only finite numbers can be read"
                 )
             end = number.end
+
+
+def _check_ids(ids: np.ndarray) -> None:
+    """Refuse what cannot be a token, such as the −100 of labels."""
+    if len(ids) and ids.dtype.kind not in "iu":
+        raise ValueError(f"token ids are {ids.dtype}; they must be integers")
+    wrong = np.flatnonzero((ids < 0) | (ids >= 2**31))
+    if len(wrong):
+        raise ValueError(f"the id at position {wrong[0]} is {ids[wrong[0]]}, no token of any vocabulary")
 
 
 def _is_chat(text) -> bool:

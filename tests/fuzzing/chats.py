@@ -41,13 +41,13 @@ def check_template(data: bytes) -> None:
 
 ROLES = st.sampled_from(["user", "assistant", "system", "", "tool"])
 MESSAGE = st.fixed_dictionaries({"role": ROLES, "content": ODD_TEXT})
+ANSWER = st.fixed_dictionaries({"role": st.just("assistant"), "content": ODD_TEXT})
+CHAT = st.builds(lambda chat, answer: [*chat, answer], st.lists(MESSAGE, max_size=3), ANSWER)
 TARGETS = (
     Target(
         name="chats",
         source=Drawn(
-            st.lists(MESSAGE, min_size=1, max_size=4)
-            | st.lists(MESSAGE | ODD_VALUES, max_size=3)
-            | ODD_VALUES
+            CHAT | CHAT | CHAT | st.lists(MESSAGE, max_size=4) | st.lists(MESSAGE | ODD_VALUES, max_size=3) | ODD_VALUES
         ),
         check=check_messages,
         share=30,

@@ -6,10 +6,11 @@ import math
 from hypothesis import strategies as st
 
 from causal_qwen.numbers import format_number, scan, write
+from causal_qwen.writing import Writer
 from fuzzing.inputs import ODD_TEXT, Drawn
 from fuzzing.target import Target
 
-__all__ = ["TARGETS", "check_scanning", "check_writing", "parts"]
+__all__ = ["TARGETS", "check_scanning", "check_streaming", "check_writing", "parts"]
 
 
 def parts(text: str) -> tuple[list[str], list[float]]:
@@ -47,7 +48,20 @@ def check_writing(data: bytes) -> None:
     assert abs(number.value - value) <= error or math.isinf(error)
 
 
+def check_streaming(data: bytes) -> None:
+    """Written piece by piece, a text is what it is when it is written at once."""
+    gaps, values = json.loads(data)
+    writer = Writer()
+    pieces = [writer.add(gaps[0])]
+    for value, gap in zip(values, gaps[1:], strict=True):
+        pieces += [writer.add_number(value), *map(writer.add, gap)]
+    pieces.append(writer.end())
+    assert "".join(pieces) == write(gaps, values)
+
+
 NUMBERS = st.floats() | st.integers() | st.sampled_from([10**400, -(10**400), 5e-324, 1.7976931348623157e308])
+FINITE = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2000, 2000).map(float)
+GAP = st.sampled_from(["", ",", ", ", ",2", ",200", ",200,", "000", "-", ".", " ", "e3", "kg"]) | ODD_TEXT
 TARGETS = (
     Target(name="scanning text", source=Drawn(ODD_TEXT), check=check_scanning, share=200),
     Target(
@@ -55,5 +69,17 @@ TARGETS = (
         source=Drawn(st.tuples(NUMBERS, st.none() | NUMBERS)),
         check=check_writing,
         share=60,
+    ),
+    Target(
+        name="streaming numbers",
+        source=Drawn(
+            st.lists(FINITE, max_size=5).flatmap(
+                lambda values: st.tuples(
+                    st.lists(GAP, min_size=len(values) + 1, max_size=len(values) + 1), st.just(values)
+                )
+            )
+        ),
+        check=check_streaming,
+        share=40,
     ),
 )

@@ -184,7 +184,7 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
 
 def _is_file_name(shard: object) -> bool:
     """Of a file in the same directory."""
-    return isinstance(shard, str) and shard.endswith(".safetensors") and "/" not in shard and "\0" not in shard
+    return isinstance(shard, str) and re.fullmatch(r"[\w.-]{1,200}", shard) is not None
 
 
 def _read(path: Path, name: str) -> Tensor:
