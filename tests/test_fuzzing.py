@@ -63,10 +63,10 @@ def test_failing_inputs_are_kept_a_few_of_a_kind(tmp_path):
     target = TARGETS[0]
     failures = [(f"input {index}".encode(), "KeyError: 1 (a.py:3 f)") for index in range(9)]
     kept = keep(target, 5, [*failures, (b"other", "TypeError: 2 (a.py:3 f)")], tmp_path)
-    assert len(kept) == 3
+    assert len(kept) == 4
     files = sorted(tmp_path.glob(f"{target.name}/*.bin"))
     assert sorted(file for file, _ in kept) == files
-    assert files[0].read_bytes() in {b"other", b"input 0", b"input 1"}
+    assert files[0].read_bytes() in {b"other", b"input 0", b"input 1", b"input 2"}
     about = json.loads(files[0].with_suffix(".json").read_text(encoding="utf-8"))
     assert (about["target"], about["seed"]) == (target.name, 5)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from causal_qwen.data import Encoder, Reading
 from causal_qwen.data.rows import BadRows
 from conftest import tiny_processor
-from fuzzing.inputs import ODD_TEXT, ODD_VALUES, Drawn, Mutated
+from fuzzing.inputs import ODD_TEXT, ODD_VALUES, Drawn, Mutated, mostly
 from fuzzing.processing import CHAT_TEMPLATE, processor
 from fuzzing.target import Target
 
@@ -42,15 +42,15 @@ def check_template(data: bytes) -> None:
 ROLES = st.sampled_from(["user", "assistant", "system", "", "tool"])
 MESSAGE = st.fixed_dictionaries({"role": ROLES, "content": ODD_TEXT})
 ANSWER = st.fixed_dictionaries({"role": st.just("assistant"), "content": ODD_TEXT})
-CHAT = st.builds(lambda chat, answer: [*chat, answer], st.lists(MESSAGE, max_size=3), ANSWER)
+CHAT = st.builds(lambda chat, answer: [*chat, answer], st.lists(MESSAGE, min_size=1, max_size=3), ANSWER)
 TARGETS = (
     Target(
         name="chats",
         source=Drawn(
-            CHAT | CHAT | CHAT | st.lists(MESSAGE, max_size=4) | st.lists(MESSAGE | ODD_VALUES, max_size=3) | ODD_VALUES
+            mostly(CHAT, st.lists(MESSAGE, max_size=4) | st.lists(MESSAGE | ODD_VALUES, max_size=3) | ODD_VALUES)
         ),
         check=check_messages,
         share=30,
     ),
-    Target(name="chat templates", source=Mutated(lambda: FILES), check=check_template, share=15),
+    Target(name="chat-templates", source=Mutated(lambda: FILES), check=check_template, share=15),
 )

@@ -122,21 +122,21 @@ def mutated_tokenizer(draw: random.Random, data: bytes) -> bytes:
 
 TARGETS = (
     Target(
-        name="checkpoint, config.json",
+        name="checkpoint-config",
         source=Mutated(functools.partial(content, "config.json"), mutated_json),
         check=check_config,
         share=15,
         seconds=10,
     ),
     Target(
-        name="checkpoint, safetensors",
+        name="checkpoint-weights",
         source=Mutated(functools.partial(content, "model.safetensors"), mutated_header),
         check=check_weights,
         share=15,
         seconds=10,
     ),
     Target(
-        name="checkpoint, GGUF",
+        name="checkpoint-gguf",
         source=Mutated(lambda: [gguf_file()], mutated_front),
         check=check_gguf,
         share=15,

@@ -179,7 +179,7 @@ LAYOUT = st.sampled_from(["whole", "whole", "transposed", "strided", "offset"])
 FLAG = st.booleans()
 TARGETS = (
     Target(
-        name="native products",
+        name="native-products",
         source=Drawn(st.tuples(FORMS, ROWS, COLUMNS, COUNT, SEED, KIND, LAYOUT, FLAG)),
         check=check_products,
         share=20,
@@ -187,7 +187,7 @@ TARGETS = (
         seconds=20,
     ),
     Target(
-        name="native scores",
+        name="native-scores",
         source=Drawn(
             st.tuples(
                 FORMS, ROWS, COLUMNS, COUNT, SEED, KIND, LAYOUT, st.tuples(FLAG, FLAG, FLAG, FLAG), st.integers(0, 9)
@@ -199,7 +199,7 @@ TARGETS = (
         seconds=20,
     ),
     Target(
-        name="native causes",
+        name="native-causes",
         source=Drawn(
             st.tuples(
                 st.integers(1, 40),
@@ -217,7 +217,7 @@ TARGETS = (
         seconds=20,
     ),
     Target(
-        name="native steps",
+        name="native-steps",
         source=Drawn(
             st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]).flatmap(
                 lambda heads: st.tuples(

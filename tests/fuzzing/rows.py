@@ -115,7 +115,7 @@ def of(suffix: str) -> Callable[[bytes], None]:
 def kind(suffix: str, share: int) -> Target:
     """Damaged files of a kind."""
     source = Mutated(functools.partial(files, suffix))
-    return Target(name=f"rows {suffix}", source=source, check=of(suffix), share=share, seconds=10)
+    return Target(name=f"rows-{suffix[1:]}", source=source, check=of(suffix), share=share, seconds=10)
 
 
 CELLS = ODD_TEXT.map(lambda text: text.encode("utf-8", "replace").decode())

@@ -63,15 +63,15 @@ NUMBERS = st.floats() | st.integers() | st.sampled_from([10**400, -(10**400), 5e
 FINITE = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2000, 2000).map(float)
 GAP = st.sampled_from(["", ",", ", ", ",2", ",200", ",200,", "000", "-", ".", " ", "e3", "kg"]) | ODD_TEXT
 TARGETS = (
-    Target(name="scanning text", source=Drawn(ODD_TEXT), check=check_scanning, share=200),
+    Target(name="scanning", source=Drawn(ODD_TEXT), check=check_scanning, share=200),
     Target(
-        name="writing numbers",
+        name="writing",
         source=Drawn(st.tuples(NUMBERS, st.none() | NUMBERS)),
         check=check_writing,
         share=60,
     ),
     Target(
-        name="streaming numbers",
+        name="streaming",
         source=Drawn(
             st.lists(FINITE, max_size=5).flatmap(
                 lambda values: st.tuples(

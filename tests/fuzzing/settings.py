@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from causal_qwen.decoder import CausalLM, DecoderConfig, StopReason
 from causal_qwen.generation.decisions import Decision
-from fuzzing.inputs import Drawn
+from fuzzing.inputs import Drawn, mostly
 from fuzzing.target import Target
 
 __all__ = ["TARGETS", "check_decision", "check_generation"]
@@ -46,16 +46,18 @@ def check_decision(data: bytes) -> None:
 
 USUAL = st.floats(0.05, 1.0)
 ODD = st.floats() | st.integers(-3, 12) | st.sampled_from([10**400, -(10**400), 2**70, 0, 1, 0.5, 1e-9])
-NUMBER = USUAL | USUAL | USUAL | ODD
-COUNT = st.integers(1, 9) | st.integers(1, 9) | st.integers(-2, 14) | st.sampled_from([2**31, 2**70])
+NUMBER = mostly(USUAL, ODD)
+COUNT = mostly(st.integers(1, 9), st.integers(-2, 14) | st.sampled_from([2**31, 2**70]))
 TOKEN = st.integers(0, VOCABULARY - 1)
 TARGETS = (
     Target(
         name="settings",
         source=Drawn(
             st.tuples(
-                st.lists(TOKEN, min_size=1, max_size=6)
-                | st.lists(TOKEN | st.sampled_from([-1, VOCABULARY, 2**40]), max_size=6),
+                mostly(
+                    st.lists(TOKEN, min_size=1, max_size=6),
+                    st.lists(TOKEN | st.sampled_from([-1, VOCABULARY, 2**40]), max_size=6),
+                ),
                 st.fixed_dictionaries(
                     {"max_new_tokens": st.integers(1, 4) | COUNT},
                     optional={

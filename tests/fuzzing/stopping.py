@@ -119,21 +119,21 @@ def check_repetition(data: bytes) -> None:
 
 PIECES = st.lists(st.sampled_from(JSON_PIECES) | ODD_TEXT, max_size=8)
 TARGETS = (
-    Target(name="JSON, damaged", source=Mutated(lambda: JSON_FILES), check=check_json, share=120),
+    Target(name="json-damaged", source=Mutated(lambda: JSON_FILES), check=check_json, share=120),
     Target(
-        name="JSON, composed",
+        name="json-composed",
         source=Drawn(st.lists(st.sampled_from(JSON_PIECES), max_size=12).map("".join)),
         check=lambda data: check_json(json.loads(data).encode()),
         share=60,
     ),
     Target(
-        name="JSON in prose",
+        name="json-in-prose",
         source=Drawn(st.tuples(st.sampled_from(["", "", "{", "[1, ", "x", "[]"]), PIECES)),
         check=check_prose,
         share=30,
     ),
     Target(
-        name="stop strings",
+        name="stop-strings",
         source=Drawn(st.tuples(ODD_TEXT, st.lists(ODD_TEXT, max_size=5))),
         check=check_strings,
         share=30,

@@ -92,13 +92,13 @@ def index() -> bytes:
 
 TARGETS = (
     Target(
-        name="safetensors", source=Mutated(lambda: [weights()], mutated_header), check=check_weights, share=40
+        name="decoder-weights", source=Mutated(lambda: [weights()], mutated_header), check=check_weights, share=40
     ),
     Target(
-        name="config.json",
+        name="decoder-config",
         source=Mutated(lambda: [json.dumps(CONFIG).encode()], mutated_json),
         check=check_config,
         share=25,
     ),
-    Target(name="shards", source=Mutated(lambda: [index()], mutated_json), check=check_index, share=15),
+    Target(name="decoder-index", source=Mutated(lambda: [index()], mutated_json), check=check_index, share=15),
 )
