@@ -34,7 +34,9 @@ def test_parts_and_copies_keep_their_values(ids, part, values):
     assert part(ids).numeric_values.tolist() == values
 
 
-@pytest.mark.parametrize("what", [lambda ids: ids + 1, lambda ids: ids == 258, lambda ids: torch.cat([ids, ids])])
+@pytest.mark.parametrize(
+    "what", [lambda ids: ids + 1, lambda ids: ids == 258, lambda ids: torch.cat([ids, ids])]
+)
 def test_what_is_computed_is_a_plain_tensor(ids, what):
     assert type(what(ids)) is torch.Tensor
 

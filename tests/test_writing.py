@@ -41,7 +41,11 @@ def test_numbers_stay_apart(gaps, values, text):
 
 
 def test_two_numbers_are_read_again_as_two():
-    assert [number.value for number in scan(write(["a ", "", "", " b"], [3.0, -5.0, 1.5]))] == [3.0, -5.0, 1.5]
+    assert [number.value for number in scan(write(["a ", "", "", " b"], [3.0, -5.0, 1.5]))] == [
+        3.0,
+        -5.0,
+        1.5,
+    ]
 
 
 def test_only_what_is_open_waits():

@@ -7,10 +7,9 @@ used.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-__all__ = ["auto_map", "write_auto_module"]
+__all__ = ["SavedWithModule", "auto_map"]
 
 NAME = "causal_qwen_auto"
 SOURCE = '''"""How transformers finds the classes of this model, with trust_remote_code=True."""
@@ -30,7 +29,15 @@ def auto_map(**classes: str) -> dict[str, str]:
     return {auto: f"{NAME}.{name}" for auto, name in classes.items()}
 
 
-def write_auto_module(directory: str | os.PathLike[str]) -> None:
-    """Write the module into a directory, which is made if need be."""
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    (Path(directory) / f"{NAME}.py").write_text(SOURCE, encoding="utf-8")
+class SavedWithModule:
+    """Goes before a class of transformers that has `save_pretrained`."""
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As transformers', with the module that ``auto_map`` names."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        (Path(save_directory) / f"{NAME}.py").write_text(SOURCE, encoding="utf-8")
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class=None):
+        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
+from causal_qwen.auto_module import SavedWithModule
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.generation.mixin import CausalGenerationMixin
 from causal_qwen.heads import AbductionNetwork, ActionNetwork, NumericEmbedding, exact, without_num_row
@@ -24,7 +25,7 @@ from causal_qwen.value_space import ValueSpace
 __all__ = ["CausalLM", "shifted"]
 
 
-class CausalLM(CausalGenerationMixin):
+class CausalLM(SavedWithModule, CausalGenerationMixin):
     """Abduction (z → U), action (U → S, Y) and numbers as numbers; goes before a ForCausalLM of transformers.
 
     ``lm_head.weight`` is W, of shape (V, D): tied to the embedding where the base ties it, and never copied.
@@ -62,10 +63,6 @@ class CausalLM(CausalGenerationMixin):
         model.numeric_embedding.direction.requires_grad_(model.config.learn_numeric_direction)
         model.action.threshold.requires_grad_(model.config.learn_threshold)
         return loaded
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class="AutoModelForCausalLM"):
-        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

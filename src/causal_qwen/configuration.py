@@ -2,11 +2,10 @@
 
 import difflib
 import math
-import os
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from causal_qwen.auto_module import auto_map, write_auto_module
+from causal_qwen.auto_module import SavedWithModule, auto_map
 
 __all__ = ["CausalFields"]
 
@@ -35,7 +34,7 @@ RANGES = {
 
 
 @dataclass(kw_only=True)
-class CausalFields:
+class CausalFields(SavedWithModule):
     """The fields that a causal configuration adds to its base's.
 
     Args:
@@ -159,15 +158,6 @@ class CausalFields:
         if fields_of_base.get("architectures"):
             fields_of_base["architectures"] = ["AutoModelForCausalLM", self._model_name]
         return fields_of_base
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-        """As transformers', with the module that ``auto_map`` names."""
-        write_auto_module(save_directory)
-        super().save_pretrained(save_directory, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
 
 
 def _are_scores(scores: list[float | int]) -> bool:

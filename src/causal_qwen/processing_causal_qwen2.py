@@ -7,7 +7,7 @@ everything else: padding, truncation and special tokens are its own. The process
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
-from causal_qwen.auto_module import auto_map, write_auto_module
+from causal_qwen.auto_module import SavedWithModule, auto_map
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.numbered_ids import NumberedIds
 from causal_qwen.numbers import Number, scan, spread_of, write
@@ -42,7 +42,7 @@ ENCODING_OPTIONS = (
 )  # fmt: skip
 
 
-class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
+class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
     """A tokenizer that reads and writes numbers as numbers.
 
     Args:
@@ -201,26 +201,19 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
         """
         if numeric_values is None and isinstance(token_ids, NumberedIds):
             numeric_values = token_ids.numeric_values
+        options = {
+            "skip_special_tokens": skip_special_tokens,
+            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
+        }
         ids = np.asarray(token_ids)
         if ids.ndim == 2:
-            return self.batch_decode(
-                token_ids,
-                numeric_values,
-                numeric_lower=numeric_lower,
-                numeric_upper=numeric_upper,
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-            )
+            ends = {"numeric_lower": numeric_lower, "numeric_upper": numeric_upper}
+            return self.batch_decode(token_ids, numeric_values, **ends, **options)
         ids = ids.reshape(-1)
         _check_ids(ids)
-        plain = partial(
-            self._plain,
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-        )
         positions = np.flatnonzero(ids == self.num_token_id)
         if len(positions) == 0:
-            return plain(ids)
+            return self.tokenizer.decode(ids.tolist(), **options)
         if numeric_values is None:
             raise ValueError(
                 f"{NUM_TOKEN} at position {positions[0]}, but no numeric_values to write there; "
@@ -236,7 +229,8 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             raise ValueError(
                 f"the value at position {wrong[0]} is {values[wrong[0]]}; only finite numbers can be written"
             )
-        gaps = [plain(part[part != self.num_token_id]) for part in np.split(ids, positions)]
+        pieces = [part[part != self.num_token_id].tolist() for part in np.split(ids, positions)]
+        gaps = [self.tokenizer.decode(piece, **options) for piece in pieces]
         spreads = None
         if numeric_lower is not None and numeric_upper is not None:
             ends = (np.asarray(end, dtype=np.float64).reshape(-1) for end in (numeric_lower, numeric_upper))
@@ -270,15 +264,6 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             )
             for ids, (values, lower, upper) in zip(sequences, rows, strict=True)
         ]
-
-    def save_pretrained(self, save_directory, **kwargs):
-        """As transformers', with the module that ``auto_map`` names."""
-        write_auto_module(save_directory)
-        return super().save_pretrained(save_directory, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class="AutoProcessor"):
-        """Nothing: transformers would save a copy of our source, where ``auto_map`` names the package."""
 
     @cached_property
     def spelling(self) -> dict[str, int] | None:
@@ -352,19 +337,6 @@ class CausalQwen2Processor(TokenizerFace, ProcessorMixin):
             shift += width - (number.end - number.start)
         values[positions] = [starts[offsets[position][0]] for position in positions]
         return values
-
-    def _plain(
-        self,
-        ids: np.ndarray,
-        *,
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool = False,
-    ) -> str:
-        return self.tokenizer.decode(
-            ids.tolist(),
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-        )
 
 
 def _checked(numbers: str) -> str:

@@ -74,7 +74,7 @@ def test_ids_that_lost_their_values_are_refused(model, processor):
 
 def test_a_cache_and_ids_in_digits_do_not_go_together(model, processor):
     batch = processor("Two", return_tensors="pt")
-    with pytest.raises(ValueError, match="past_key_values would hold <NUM>.*return_dict_in_generate=True"):
+    with pytest.raises(ValueError, match=r"past_key_values would hold <NUM>.*return_dict_in_generate=True"):
         model.generate(**batch, max_new_tokens=2, past_key_values=DynamicCache())
     output = model.generate(
         **batch, max_new_tokens=2, past_key_values=DynamicCache(), return_dict_in_generate=True
