@@ -1,8 +1,8 @@
 """Does every input end in a result or in a clear error?
 
 Runs the targets of tests/fuzzing on seeded inputs, in processes of their own: hypothesis strategies, and
-mutations of real files; native code under AddressSanitizer. An input that crashes, hangs, raises an error of some
-library or changes a text is written to tests/corpus, where it is a test from then on.
+mutations of real files; native code under AddressSanitizer. An input that crashes, hangs, raises an error of
+some library or changes a text is written to tests/corpus, where it is a test from then on.
 
     make fuzz
     python benchmarks/fuzz.py --targets rows native --inputs 5000 --seed 7
@@ -47,9 +47,13 @@ def figures(arguments: argparse.Namespace, *, failed: list[Path]) -> dict[str, A
     from fuzzing.running import batches, keep, run
     from fuzzing.targets import TARGETS
 
-    chosen = [target for target in TARGETS if arguments.targets == (ALL,) or _named(target.name, arguments.targets)]
+    chosen = [
+        target for target in TARGETS if arguments.targets == (ALL,) or _named(target.name, arguments.targets)
+    ]
     if not chosen:
-        raise SystemExit(f"no target begins with {', '.join(arguments.targets)}; there are: {_names(TARGETS)}")
+        raise SystemExit(
+            f"no target begins with {', '.join(arguments.targets)}; there are: {_names(TARGETS)}"
+        )
     parts = batches(chosen, inputs=arguments.inputs, seed=arguments.seed)
     print(f"{sum(part.count for part in parts):,} inputs, seed {arguments.seed}", file=sys.stderr, flush=True)
     counts = {target.name: Counts() for target in chosen}

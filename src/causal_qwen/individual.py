@@ -133,8 +133,12 @@ class Individual:
         """
         try:
             return cls.from_json(Path(file).read_text(encoding="utf-8-sig"))
-        except ValueError as error:  # of UTF-8, too
-            raise ValueError(f"{file}: {error!s:.300}") from error
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"{file}: not an individual, nor a text; write one with Individual.save"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
 
 
 def _path(data: str, shape: list[int]) -> Tensor:
@@ -165,7 +169,7 @@ def one_per_row(who: Individuals | None, rows: int) -> list[Individual]:
     """
     if who is None:
         return [Individual.random() for _ in range(rows)]
-    people = list(who) if isinstance(who, Sequence) and not isinstance(who, str) else [who] * rows
+    people = list(who) if isinstance(who, Sequence) else [who] * rows
     if len(people) != rows:
         raise ValueError(f"{len(people)} individuals for {rows} rows; give one for all, or one per row")
     of_seed = {seed: Individual(seed) for seed in people if not isinstance(seed, Individual)}

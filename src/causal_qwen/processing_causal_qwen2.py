@@ -5,7 +5,6 @@ everything else: padding, truncation and special tokens are its own. The process
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -19,6 +18,7 @@ from causal_qwen.auto_module import SavedWithModule, auto_map
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.numbered_ids import NumberedIds
 from causal_qwen.numbers import Number, scan, spread_of, write
+from causal_qwen.processor_input import check_ids, check_spans, check_text
 from causal_qwen.tokenizer_face import TokenizerFace
 
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
@@ -33,7 +33,6 @@ PRIVATE_TOKEN = "\ufdd0"
 TEMPLATE_ERRORS = (
     TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 # What `__call__` takes beside the text, when a chat is encoded.
@@ -106,7 +105,7 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
         elif spans is None:
             spans = [scan(one) for one in texts]
         else:
-            _check_spans(texts, spans)
+            check_spans(texts, spans)
         encoded = tokenizer(
             [_render(*pair, token) for pair in zip(texts, spans, strict=True)],
             padding=padding,
@@ -196,8 +195,8 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             clean_up_tokenization_spaces: As for a tokenizer.
 
         Raises:
-            ValueError: If a <NUM> has no value, a value is NaN or infinite, or an id is no token; the position is
-                named.
+            ValueError: If a <NUM> has no value, a value is NaN or infinite, or an id is no token; the
+                position is named.
         """
         if numeric_values is None and isinstance(token_ids, NumberedIds):
             numeric_values = token_ids.numeric_values
@@ -210,7 +209,7 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             ends = {"numeric_lower": numeric_lower, "numeric_upper": numeric_upper}
             return self.batch_decode(token_ids, numeric_values, **ends, **options)
         ids = ids.reshape(-1)
-        _check_ids(ids)
+        check_ids(ids)
         positions = np.flatnonzero(ids == self.num_token_id)
         if len(positions) == 0:
             return self.tokenizer.decode(ids.tolist(), **options)
@@ -296,11 +295,7 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
     def _reader(self, texts: list[str]) -> tuple[PreTrainedTokenizerBase, str]:
         """The tokenizer for these texts, and how <NUM> is spelled for it."""
         for text in texts:
-            if (lone := LONE_SURROGATE.search(text)) is not None:
-                raise ValueError(
-                    f"character {lone.start()} of the text is {lone[0]!a}, half of a surrogate pair and no "
-                    "character; decode the text again, or encode it with errors='replace'"
-                )
+            check_text(text)
         if not any(NUM_TOKEN in text for text in texts):
             return self.tokenizer, NUM_TOKEN
         if any(PRIVATE_TOKEN in text for text in texts):
@@ -343,33 +338,6 @@ def _checked(numbers: str) -> str:
     if numbers not in ("value", "text"):
         raise ValueError(f"numbers is {numbers!r}; choose 'value' or 'text'")
     return numbers
-
-
-def _check_spans(texts: list[str], spans: Sequence[Sequence[Number]]) -> None:
-    if len(spans) != len(texts):
-        raise ValueError(f"spans of {len(spans)} texts for {len(texts)} texts; they are aligned")
-    for index, (text, numbers) in enumerate(zip(texts, spans, strict=True)):
-        end = 0
-        for number in numbers:
-            if not end <= number.start < number.end <= len(text):
-                raise ValueError(
-                    f"a number at [{number.start}, {number.end}) of text {index}; numbers are in their order"
-                )
-            if not np.isfinite(number.value):
-                raise ValueError(
-                    f"the value at [{number.start}, {number.end}) of text {index} is {number.value}; "
-                    "only finite numbers can be read"
-                )
-            end = number.end
-
-
-def _check_ids(ids: np.ndarray) -> None:
-    """Refuse what cannot be a token, such as the −100 of labels."""
-    if len(ids) and ids.dtype.kind not in "iu":
-        raise ValueError(f"token ids are {ids.dtype}; they must be integers")
-    wrong = np.flatnonzero((ids < 0) | (ids >= 2**31))
-    if len(wrong):
-        raise ValueError(f"the id at position {wrong[0]} is {ids[wrong[0]]}, no token of any vocabulary")
 
 
 def _is_chat(text) -> bool:

@@ -15,8 +15,8 @@ __all__ = ["TARGETS", "check_messages", "check_template"]
 
 FILES = [
     CHAT_TEMPLATE.encode(),
-    b"{%- for m in messages %}{{- '<|start|>' + m.role + '\\n' + (m.content | trim) + '<|end|>\\n' }}{%- endfor %}"
-    b"{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{%- endif %}",
+    b"{%- for m in messages %}{{- '<|start|>' + m.role + '\\n' + (m.content | trim) + '<|end|>\\n' }}"
+    b"{%- endfor %}{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{%- endif %}",
 ]
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
 
@@ -24,11 +24,15 @@ MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "conten
 def check_messages(data: bytes) -> None:
     """What a chat says stands in its text, which is encoded; as a row it is learned or refused."""
     messages = json.loads(data)
-    rows = list(Encoder(processor(), Reading(), max_length=512).rows([{"messages": messages}], BadRows("error")))
+    rows = list(
+        Encoder(processor(), Reading(), max_length=512).rows([{"messages": messages}], BadRows("error"))
+    )
     assert rows
     text = processor().apply_chat_template(messages)
     assert all(message["content"] in text for message in messages)
-    ids = processor().apply_chat_template(messages, tokenize=True, return_dict=True, numbers="text")["input_ids"]
+    ids = processor().apply_chat_template(messages, tokenize=True, return_dict=True, numbers="text")[
+        "input_ids"
+    ]
     assert processor().decode(ids, [0.0] * len(ids)) == text
 
 
@@ -47,7 +51,9 @@ TARGETS = (
     Target(
         name="chats",
         source=Drawn(
-            mostly(CHAT, st.lists(MESSAGE, max_size=4) | st.lists(MESSAGE | ODD_VALUES, max_size=3) | ODD_VALUES)
+            mostly(
+                CHAT, st.lists(MESSAGE, max_size=4) | st.lists(MESSAGE | ODD_VALUES, max_size=3) | ODD_VALUES
+            )
         ),
         check=check_messages,
         share=30,

@@ -1,4 +1,4 @@
-"""Sources of conversion: damaged directories, GGUF files and tokenizers are refused before anything is loaded."""
+"""Sources of conversion: damaged directories, GGUF files and tokenizers are refused before loading."""
 
 import functools
 import json
@@ -88,7 +88,9 @@ def tokenizer_files() -> list[bytes]:
 
     words = directory("qwen") / "small.tiktoken"
     words.write_bytes(b"".join(vocabulary_file().read_bytes().splitlines(keepends=True)[:SMALL_VOCABULARY]))
-    backend = TikTokenConverter(vocab_file=str(words), pattern=PATTERN, extra_special_tokens=SPECIAL).converted()
+    backend = TikTokenConverter(
+        vocab_file=str(words), pattern=PATTERN, extra_special_tokens=SPECIAL
+    ).converted()
     return [tiny_tokenizer().backend_tokenizer.to_str().encode(), backend.to_str().encode()]
 
 

@@ -74,7 +74,11 @@ def structured(draw, data):
 
 TARGETS = (
     Target(
-        name="config-causal", source=Mutated(causal_files, structured), check=check_causal, share=20, seconds=10
+        name="config-causal",
+        source=Mutated(causal_files, structured),
+        check=check_causal,
+        share=20,
+        seconds=10,
     ),
     Target(name="config-decoder", source=Mutated(decoder_files, structured), check=check_decoder, share=60),
 )

@@ -17,7 +17,12 @@ __all__ = ["TARGETS", "check_file", "check_several"]
 def files() -> list[bytes]:
     """People as `Individual.save` writes them."""
     path = torch.linspace(-2.0, 2.0, 12).reshape(3, 4)
-    people = (Individual(7), Individual(2**64 - 1, 0.25, 12), Individual(3, 1.0), Individual(4, None, 2, path))
+    people = (
+        Individual(7),
+        Individual(2**64 - 1, 0.25, 12),
+        Individual(3, 1.0),
+        Individual(4, None, 2, path),
+    )
     return [person.to_json().encode() for person in people]
 
 

@@ -1,4 +1,4 @@
-"""Where inputs come from: hypothesis strategies, and mutations of real files. Both follow from a seed alone."""
+"""Where inputs come from: hypothesis strategies, and mutations of real files, all by a seed."""
 
 import json
 import random
@@ -9,7 +9,17 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-__all__ = ["ODD_TEXT", "ODD_VALUES", "Drawn", "Mutated", "Source", "document", "mostly", "mutated_bytes", "mutated_json"]
+__all__ = [
+    "ODD_TEXT",
+    "ODD_VALUES",
+    "Drawn",
+    "Mutated",
+    "Source",
+    "document",
+    "mostly",
+    "mutated_bytes",
+    "mutated_json",
+]
 
 Take = Callable[[bytes], None]
 Mutation = Callable[[random.Random, bytes], bytes]
@@ -17,17 +27,18 @@ Mutation = Callable[[random.Random, bytes], bytes]
 DEEP = 100_000
 # What readers stumble over, as bytes to put somewhere.
 TOKENS = [
-    b"", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\r", b"\n\n", b"\t", b'"', b"'", b",", b":", b"{", b"}",
-    b"[", b"]", b"{}", b"[]", b"null", b"true", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-0", b"+inf", b"NA",
-    b"0.1e", b"1" * 400, b"1" * 5000, b"\\u0000", b"\\ud800", b"&a", b"*a", b"!!python/object:os.system", b"<NUM>", b"%", b"{0}",
+    b"", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\r", b"\n\n", b"\t", b'"', b"'", b",", b":",
+    b"{", b"}", b"[", b"]", b"{}", b"[]", b"null", b"true", b"NaN", b"Infinity", b"-Infinity", b"1e999",
+    b"-0", b"+inf", b"NA", b"0.1e", b"1" * 400, b"1" * 5000, b"\\u0000", b"\\ud800", b"&a", b"*a", b"%",
+    b"{0}", b"!!python/object:os.system", b"<NUM>",
     b"{x:>99999999999}", "٣".encode(), "é".encode("latin-1"), b"[" * 2000, b'{"a":' * 2000,
 ]  # fmt: skip
 LONG_TOKENS = [b"[" * DEEP, b'{"a":' * DEEP, b"a" * 150_000]
 # The same as values.
 VALUES = [
-    None, True, False, 0, 1, -1, 2, 3, 2**31, 2**63, -(2**64), 10**400, 0.0, -0.0, 0.5, 1e-320, 1e308, float("nan"),
-    float("inf"), -float("inf"), "", "0", "1e999", "nan", "a", "\ud800", "\x00", "<NUM>", "\ufdd0", "x" * 5000, [], {}, [0],
-    [None], {"a": 1}, [[]], [""], {"": {}},
+    None, True, False, 0, 1, -1, 2, 3, 2**31, 2**63, -(2**64), 10**400, 0.0, -0.0, 0.5, 1e-320, 1e308,
+    float("nan"), float("inf"), -float("inf"), "", "0", "1e999", "nan", "a", "\ud800", "\x00", "<NUM>",
+    "\ufdd0", "x" * 5000, [], {}, [0], [None], {"a": 1}, [[]], [""], {"": {}},
 ]  # fmt: skip
 
 
@@ -154,7 +165,9 @@ def mutated_json(draw: random.Random, data: bytes) -> bytes:
         case 2 if isinstance(place, list) and place is not root:
             place.insert(key, place[draw.randrange(len(place))])
         case 3 if isinstance(place[key], int | float) and not isinstance(place[key], bool):
-            place[key] = draw.choice((-place[key], place[key] + 1, place[key] * 2, place[key] // 2, str(place[key])))
+            place[key] = draw.choice(
+                (-place[key], place[key] + 1, place[key] * 2, place[key] // 2, str(place[key]))
+            )
         case _:
             place[key] = draw.choice(VALUES)
     return document(root[0])
@@ -178,10 +191,10 @@ def _replaced_word(draw: random.Random, data: bytes, start: int) -> bytes:
 
 # Text of every kind, and of pieces that the readers of numbers, templates and chats distinguish.
 PIECES = [
-    *"0123456789--..,,::/@+%$ \n()eEDakg_~#{}[]|<>\\\"'", "\u2212", "\uff0d", "\uff0e", "\uff0c", "\uff15", "\u00bd",
-    "\u00b2", "\u0302", "\u00e9", "\u044f", "\ud800", "\x00", "\ufdd0", "\ufffd", "\ufeff", "月", "元", "公里", "🙂", "1.0", "200",
-    "000", "1e3", "1e999", "e-7", "kg", "m/s", "-year", "+inf", "NA", "nan", "100000000000000000", "2721.6018972544634",
-    "<NUM>", "<|end|>", "<|start|>", "<|im_end|>", "<|im_start|>",
+    *"0123456789--..,,::/@+%$ \n()eEDakg_~#{}[]|<>\\\"'", "\u2212", "\uff0d", "\uff0e", "\uff0c", "\uff15",
+    "\u00bd", "\u00b2", "\u0302", "\u00e9", "\u044f", "\ud800", "\x00", "\ufdd0", "\ufffd", "\ufeff", "月",
+    "元", "公里", "🙂", "1.0", "200", "000", "1e3", "1e999", "e-7", "kg", "m/s", "-year", "+inf", "NA", "nan",
+    "100000000000000000", "2721.6018972544634", "<NUM>", "<|end|>", "<|start|>", "<|im_end|>", "<|im_start|>",
 ]  # fmt: skip
 ODD_TEXT = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=40),

@@ -48,7 +48,9 @@ def tensor(seed: int, *shape: int, kind: str = "normal", layout: str = "whole") 
 
 def matrix(weight: Tensor, form: str) -> Matrix:
     """W in floats, or in integers of 8 or 4 bits."""
-    return quantise(weight, int(form[3:])) if form.startswith("int") else Matrix(weight.to(getattr(torch, form)))
+    return (
+        quantise(weight, int(form[3:])) if form.startswith("int") else Matrix(weight.to(getattr(torch, form)))
+    )
 
 
 def assert_near(ours: Tensor, expected: Tensor, size: Tensor, form: str) -> None:
@@ -87,7 +89,9 @@ def check_scores(data: bytes) -> None:
     W = matrix(tensor(seed, rows, columns, kind=kind, layout=layout), form)
     loc_U = tensor(seed + 1, count, columns, kind=kind, layout=layout)
     scale_U = tensor(seed + 2, count, columns, layout=layout).abs()
-    terms = [tensor(seed + n, rows).abs() if given else None for n, given in enumerate((bias, balance, threshold))]
+    terms = [
+        tensor(seed + n, rows).abs() if given else None for n, given in enumerate((bias, balance, threshold))
+    ]
     loc_U0, scale_U0 = [tensor(seed + n, count).abs() if common else None for n in (8, 9)]
     scorer = TokenScorer(W, bias=terms[0], balance=terms[1], threshold=terms[2])
     loc_S, scale_S = scorer.scores(loc_U, scale_U, loc_U0, scale_U0)
@@ -100,7 +104,11 @@ def check_scores(data: bytes) -> None:
     if terms[1] is not None:
         widths = widths + terms[1] * scale_U.mean(-1, keepdim=True)
     if common:
-        expected, widths, size = expected + loc_U0[:, None], widths + scale_U0[:, None], size + loc_U0[:, None]
+        expected, widths, size = (
+            expected + loc_U0[:, None],
+            widths + scale_U0[:, None],
+            size + loc_U0[:, None],
+        )
     assert_near(loc_S, expected, size, form)
     assert_near(scale_S, widths, widths + scale_U.double().abs().sum(-1, keepdim=True), form)
     z_scores, best = scorer.z_scores(loc_U, scale_U, loc_U0, scale_U0)
@@ -190,7 +198,15 @@ TARGETS = (
         name="native-scores",
         source=Drawn(
             st.tuples(
-                FORMS, ROWS, COLUMNS, COUNT, SEED, KIND, LAYOUT, st.tuples(FLAG, FLAG, FLAG, FLAG), st.integers(0, 9)
+                FORMS,
+                ROWS,
+                COLUMNS,
+                COUNT,
+                SEED,
+                KIND,
+                LAYOUT,
+                st.tuples(FLAG, FLAG, FLAG, FLAG),
+                st.integers(0, 9),
             )
         ),
         check=check_scores,

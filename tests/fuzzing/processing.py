@@ -1,4 +1,4 @@
-"""The processor: as text, the tokenizer's own ids and the same text back; as values, the same but for the digits."""
+"""The processor: as text, the tokenizer's own ids and the same text; as values, the same but for digits."""
 
 import functools
 import json
@@ -16,7 +16,8 @@ __all__ = ["TARGETS", "check_decoding", "check_encoding", "check_windows"]
 
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 
@@ -38,7 +39,9 @@ def check_encoding(data: bytes) -> None:
     gaps, values = parts(text)
     batch = own(text)
     ids, numeric_values = batch["input_ids"], batch["numeric_values"]
-    assert [value for token, value in zip(ids, numeric_values, strict=True) if token == own.num_token_id] == values
+    assert [
+        value for token, value in zip(ids, numeric_values, strict=True) if token == own.num_token_id
+    ] == values
     again = own.decode(ids, numeric_values)
     assert again == write(gaps, values)
     assert own(again)["input_ids"] == ids
@@ -78,14 +81,20 @@ def check_decoding(data: bytes) -> None:
     assert isinstance(text, str)
 
 
-IDS = st.lists(st.integers(0, 299) | st.just(258) | st.sampled_from([-1, 300, 2**31, 2**63, 2**70]), max_size=8)
+IDS = st.lists(
+    st.integers(0, 299) | st.just(258) | st.sampled_from([-1, 300, 2**31, 2**63, 2**70]), max_size=8
+)
 VALUES = st.lists(st.floats() | st.just(0.0), max_size=8)
 TARGETS = (
     Target(name="processing", source=Drawn(ODD_TEXT), check=check_encoding, share=120),
     Target(
         name="windows",
         source=Drawn(
-            st.tuples(st.lists(ODD_TEXT, min_size=1, max_size=3), st.integers(0, 9), st.sampled_from(["left", "right"]))
+            st.tuples(
+                st.lists(ODD_TEXT, min_size=1, max_size=3),
+                st.integers(0, 9),
+                st.sampled_from(["left", "right"]),
+            )
         ),
         check=check_windows,
         share=30,

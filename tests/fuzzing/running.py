@@ -121,7 +121,9 @@ class _Worker:
             return Counts(**answer)
         self.close()
         counts = Counts(seconds=time.perf_counter() - started)
-        counts.add("failure", self._current.read_bytes() if self._current.is_file() else b"", self._death(process))
+        counts.add(
+            "failure", self._current.read_bytes() if self._current.is_file() else b"", self._death(process)
+        )
         return counts
 
     def _ready(self, target: Target) -> "subprocess.Popen[str]":
@@ -149,7 +151,9 @@ class _Worker:
     def _death(self, process: "subprocess.Popen[str]") -> str:
         """Why a process ended: what a sanitiser or the watchdog wrote, or its exit code."""
         lines = self._log.read_text(errors="replace").splitlines()
-        told = [line for line in lines if any(word in line for word in ("ERROR:", "runtime error:", "Timeout ("))]
+        told = [
+            line for line in lines if any(word in line for word in ("ERROR:", "runtime error:", "Timeout ("))
+        ]
         return f"the process ended with {process.returncode}: {' '.join((told or lines[-3:])[:2])}"
 
     @property

@@ -21,7 +21,9 @@ def decoder() -> CausalLM:
     """The smallest one."""
     torch.manual_seed(0)
     fields = {"vocab_size": VOCABULARY, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = DecoderConfig(**fields, intermediate_size=8, max_position_embeddings=CONTEXT, initializer_range=0.5)
+    config = DecoderConfig(
+        **fields, intermediate_size=8, max_position_embeddings=CONTEXT, initializer_range=0.5
+    )
     return CausalLM(config).eval()
 
 
@@ -48,6 +50,7 @@ USUAL = st.floats(0.05, 1.0)
 ODD = st.floats() | st.integers(-3, 12) | st.sampled_from([10**400, -(10**400), 2**70, 0, 1, 0.5, 1e-9])
 NUMBER = mostly(USUAL, ODD)
 COUNT = mostly(st.integers(1, 9), st.integers(-2, 14) | st.sampled_from([2**31, 2**70]))
+DECIDED_BY = ("temperature", "noise_gain", "density_floor", "persistence", "level")
 TOKEN = st.integers(0, VOCABULARY - 1)
 TARGETS = (
     Target(
@@ -78,9 +81,7 @@ TARGETS = (
         source=Drawn(
             st.fixed_dictionaries(
                 {"mode": st.sampled_from(["standard", "causal", "compatible"])},
-                optional={
-                    name: NUMBER for name in ("temperature", "noise_gain", "density_floor", "persistence", "level")
-                },
+                optional=dict.fromkeys(DECIDED_BY, NUMBER),
             )
         ),
         check=check_decision,

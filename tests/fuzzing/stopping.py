@@ -1,4 +1,4 @@
-"""When a text is finished: JSON by `json`, stop strings by `in`, loops by comparing blocks, streams by decoding."""
+"""When a text is finished: JSON by `json`, stop strings by `in`, loops by blocks, streams by decoding."""
 
 import json
 from typing import Any
@@ -17,20 +17,43 @@ JSON_FILES = [
     b'[[], {}, "\\u00e9\\n\\"", [[1]], {"a": {"b": [false]}}]',
     b'"a \\\\ string" and more',
     b"-12.50e+7 ",
-    "{\"价格\": 99.9, \"emoji\": \"🙂\"}".encode(),
+    '{"价格": 99.9, "emoji": "🙂"}'.encode(),
 ]
-JSON_PIECES = ['{', '}', '[', ']', ',', ':', '"', '"a"', '\\', '\\u00', '1', '0', '-', '.5', 'e+', 'true', 'nul', ' ', '\n', 'x']
+JSON_PIECES = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    '"',
+    '"a"',
+    "\\",
+    "\\u00",
+    "1",
+    "0",
+    "-",
+    ".5",
+    "e+",
+    "true",
+    "nul",
+    " ",
+    "\n",
+    "x",
+]
 
 
 def value_end(text: str) -> int | None:
-    """Where the JSON value ends that the text begins with, by `json`; None if there is none, or it may go on."""
+    """Where the JSON value ends that the text begins with, by `json`; None if there is none."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(constant)  # NaN and infinities are Python's own
 
     begin = len(text) - len(text.lstrip(" \t\n\r"))
     try:
-        return json.JSONDecoder(parse_constant=refuse, parse_int=str, parse_float=str).raw_decode(text, begin)[1]
+        return json.JSONDecoder(parse_constant=refuse, parse_int=str, parse_float=str).raw_decode(
+            text, begin
+        )[1]
     except ValueError:
         return None
 
@@ -88,7 +111,7 @@ def check_prose(data: bytes) -> None:
 
 
 def check_strings(data: bytes) -> None:
-    """A stop string is seen with the piece that completes it; a stream of UTF-8 gives the text, piece by piece."""
+    """A stop string is seen with the piece that completes it; a stream of UTF-8 gives the text."""
     stop, pieces = json.loads(data)
     watcher, text = StopString(stop).watch(), ""
     for piece in pieces:
@@ -142,7 +165,10 @@ TARGETS = (
         name="repetition",
         source=Drawn(
             st.tuples(
-                st.integers(0, 5), st.integers(0, 6), st.integers(0, 12), st.lists(st.integers(0, 2), max_size=30)
+                st.integers(0, 5),
+                st.integers(0, 6),
+                st.integers(0, 12),
+                st.lists(st.integers(0, 2), max_size=30),
             )
         ),
         check=check_repetition,

@@ -1,6 +1,20 @@
 """All that is fuzzed."""
 
-from fuzzing import chats, checkpoints, configs, individuals, native, processing, recipes, rows, scanning, settings, stopping, templates, weights
+from fuzzing import (
+    chats,
+    checkpoints,
+    configs,
+    individuals,
+    native,
+    processing,
+    recipes,
+    rows,
+    scanning,
+    settings,
+    stopping,
+    templates,
+    weights,
+)
 from fuzzing.target import Target
 
 __all__ = ["TARGETS"]

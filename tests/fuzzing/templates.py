@@ -1,4 +1,4 @@
-"""Templates: whatever a sentence and a row are, there is a text with every literal part in it, or an error."""
+"""Templates: of any sentence and row there is a text with every literal part in it, or an error."""
 
 import json
 import math

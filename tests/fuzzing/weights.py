@@ -38,7 +38,9 @@ def weights() -> bytes:
     """The smallest checkpoint."""
     torch.manual_seed(0)
     state = CausalLM(DecoderConfig.from_hf_config(CONFIG)).state_dict()
-    return save({name if name == "lm_head.weight" else f"model.{name}": value for name, value in state.items()})
+    return save(
+        {name if name == "lm_head.weight" else f"model.{name}": value for name, value in state.items()}
+    )
 
 
 def mutated_header(draw: random.Random, data: bytes) -> bytes:
@@ -48,7 +50,11 @@ def mutated_header(draw: random.Random, data: bytes) -> bytes:
     (size,) = struct.unpack("<Q", data[:8])
     header, rest = data[8 : 8 + size], data[8 + size :]
     if draw.random() < 0.1:
-        return struct.pack("<Q", draw.choice((0, 1, size - 1, size + 1, 2**32, 2**63, 2**64 - 1)) % 2**64) + header + rest
+        return (
+            struct.pack("<Q", draw.choice((0, 1, size - 1, size + 1, 2**32, 2**63, 2**64 - 1)) % 2**64)
+            + header
+            + rest
+        )
     header = mutated_json(draw, header)
     return struct.pack("<Q", len(header)) + header + rest
 
@@ -92,7 +98,10 @@ def index() -> bytes:
 
 TARGETS = (
     Target(
-        name="decoder-weights", source=Mutated(lambda: [weights()], mutated_header), check=check_weights, share=40
+        name="decoder-weights",
+        source=Mutated(lambda: [weights()], mutated_header),
+        check=check_weights,
+        share=40,
     ),
     Target(
         name="decoder-config",
@@ -100,5 +109,7 @@ TARGETS = (
         check=check_config,
         share=25,
     ),
-    Target(name="decoder-index", source=Mutated(lambda: [index()], mutated_json), check=check_index, share=15),
+    Target(
+        name="decoder-index", source=Mutated(lambda: [index()], mutated_json), check=check_index, share=15
+    ),
 )

@@ -1,6 +1,6 @@
 """A process that runs batches: one JSON line in, one out. What it works on lies in a file, should it die.
 
-    python -m fuzzing.worker DIRECTORY MODULE
+python -m fuzzing.worker DIRECTORY MODULE
 """
 
 import base64

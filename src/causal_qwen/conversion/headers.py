@@ -48,7 +48,7 @@ HEAD_SHOWN, TAIL_SHOWN = 400, 150  # characters of a long message
 class ConversionError(ValueError):
     """A checkpoint that cannot be used; the message says what is wrong and what would be right.
 
-    Libraries quote damaged files at any length; what is read of them is the beginning, and the remedy at the end.
+    Libraries quote damaged files at any length: of a long message the beginning is kept, and the remedy.
     """
 
     def __init__(self, message: str) -> None:

@@ -131,7 +131,9 @@ class DecoderConfig:
                 f"num_attention_heads ({self.num_attention_heads})"
             )
         if not _is_size(self.head_dim) or self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim!r:.80}; rotary positions turn pairs: it must be even")
+            raise ValueError(
+                f"head_dim is {self.head_dim!r:.80}; rotary positions turn pairs: it must be even"
+            )
         if not _is_size(self.num_attention_heads * self.head_dim):
             raise ValueError(
                 f"{self.num_attention_heads} heads of {self.head_dim} are wider than any decoder: "
@@ -200,7 +202,9 @@ class DecoderConfig:
                 "For another model of the same architecture build DecoderConfig(...) by hand"
             )
         if get("hidden_act", "silu") != "silu":
-            raise ValueError(f"hidden_act is {get('hidden_act')!r:.80}; the SwiGLU of this decoder uses 'silu'")
+            raise ValueError(
+                f"hidden_act is {get('hidden_act')!r:.80}; the SwiGLU of this decoder uses 'silu'"
+            )
         if get("use_sliding_window", False):
             raise ValueError("use_sliding_window is True; this decoder attends to all positions: turn it off")
         layer_types = get("layer_types", ())
@@ -259,8 +263,8 @@ def _rope(get: Any) -> tuple[float, RopeScaling | None]:
         )
         return theta, scaling
     raise ValueError(
-        f"rope_type is {kind!r:.80}; 'default', 'linear' and 'llama3' are supported. Within its original context "
-        "a checkpoint usually works with rope_type 'default'"
+        f"rope_type is {kind!r:.80}; 'default', 'linear' and 'llama3' are supported. Within its original "
+        "context a checkpoint usually works with rope_type 'default'"
     )
 
 

@@ -72,14 +72,21 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not SMALLEST <= self.temperature <= LARGEST:
-            raise ValueError(f"temperature is {self.temperature!r:.80}; it must be 0 (greedy) or positive and finite")
+            raise ValueError(
+                f"temperature is {self.temperature!r:.80}; it must be 0 (greedy) or positive and finite"
+            )
         if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k!r:.80}; it must be at least 1, or None to keep all tokens")
+            raise ValueError(
+                f"top_k is {self.top_k!r:.80}; it must be at least 1, or None to keep all tokens"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p!r:.80}; it must lie in (0, 1], or be None to keep all tokens")
+            raise ValueError(
+                f"top_p is {self.top_p!r:.80}; it must lie in (0, 1], or be None to keep all tokens"
+            )
         if not SMALLEST <= self.repetition_penalty <= LARGEST:
             raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty!r:.80}; it must be positive and finite, 1 for none"
+                f"repetition_penalty is {self.repetition_penalty!r:.80}; it must be positive and finite, "
+                "1 for none"
             )
 
     @property

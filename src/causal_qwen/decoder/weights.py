@@ -112,8 +112,8 @@ def _build(
     layers = {int(found[1]) for name in present if (found := _LAYER.match(name))}
     if config.num_hidden_layers > len(layers):  # before they are made: a damaged config may say millions
         raise ValueError(
-            f"{source} has {len(layers)} layers, the config says num_hidden_layers={config.num_hidden_layers}. "
-            "Its config and its weights must be of one model"
+            f"{source} has {len(layers)} layers, the config says {config.num_hidden_layers} "
+            "(num_hidden_layers). Its config and its weights must be of one model"
         )
     with torch.device("meta"):
         model = CausalLM(config)
@@ -178,7 +178,9 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
         raise ValueError(f"{index}: weight_map must name the file of each tensor: fetch the index again")
     missing = sorted({shard for shard in shards.values() if not (directory / shard).is_file()})
     if missing:
-        raise FileNotFoundError(f"{directory} lacks the shards {', '.join(missing):.200}: download them again")
+        raise FileNotFoundError(
+            f"{directory} lacks the shards {', '.join(missing):.200}: download them again"
+        )
     return {name: directory / shard for name, shard in shards.items()}
 
 

@@ -1,8 +1,8 @@
 """The shared library of cpp/: built at its first use, kept for later processes, absent without a compiler.
 
 It is plain C++ without torch's headers: built in seconds, once per source, compiler and processor, in the
-package's cache directory. ``CAUSAL_QWEN_COMPILE=0`` leaves it out; CXX names another compiler, and CXXFLAGS are
-added to its flags, such as a sanitiser's. This module does not know what the library computes.
+package's cache directory. ``CAUSAL_QWEN_COMPILE=0`` leaves it out; CXX names another compiler, and CXXFLAGS
+are added to its flags, such as a sanitiser's. This module does not know what the library computes.
 """
 
 from __future__ import annotations
