@@ -37,7 +37,7 @@ def vocabulary(tokenizer):
     return tokens, {entry["id"] for entry in state["added_tokens"]}, merges
 
 
-def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, pre="qwen2"):
+def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, spare_type=UNUSED, control=True):
     """Write ``model`` with its vocabulary.
 
     Args:
@@ -46,7 +46,8 @@ def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, pre="qw
         path: The file.
         kind: Of the matrices: F32, F16, BF16 or Q8_0; vectors are F32.
         placeholders: Whether rows without a token are named [PAD<row>], as llama.cpp's converter names them.
-        pre: Name of the splitting rules.
+        spare_type: What a placeholder is marked as.
+        control: Whether added tokens are marked as such.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -62,14 +63,14 @@ def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, pre="qw
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre("qwen2")
     tokens, added, merges = vocabulary(tokenizer)
-    types = [CONTROL if index in added else NORMAL for index in range(len(tokens))]
+    types = [CONTROL if index in added and control else NORMAL for index in range(len(tokens))]
     if not merges:  # a file has at least one, of tokens that it has
         tokens, types, merges = [*tokens, "ab"], [*types, NORMAL], ["a b"]
     if placeholders:
         spare = range(len(tokens), config.vocab_size)
-        tokens, types = [*tokens, *(f"[PAD{row}]" for row in spare)], [*types, *(UNUSED for _ in spare)]
+        tokens, types = [*tokens, *(f"[PAD{row}]" for row in spare)], [*types, *(spare_type for _ in spare)]
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)

@@ -33,6 +33,7 @@ TRAINING = {
 KEYS = {
     "abduction": ({"sampled_replay_rate", "written_replay_rate", "seconds_per_token", "refused"},),
     "cars": ({"medians", "runs"},),
+    "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
     "decoder_cache": ({"64", "128"},),
@@ -57,7 +58,7 @@ KEYS = {
     "transfer": ({"default", "published", "none"},),
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
-CHILDREN = {"decision_head": "child", "ovr_loss": "child", "training": "measure"}
+CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}
 PICTURES = {"decoder_cache", "sampling_frontier"}
 
 

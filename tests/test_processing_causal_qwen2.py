@@ -1,5 +1,7 @@
 """The processor: aligned in every case, exact round trips, and the base's own ids when numbers stay text."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from transformers import AutoProcessor
 from causal_qwen import CausalQwen2Config, CausalQwen2Processor, format_number, scan
 from causal_qwen.conversion import bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
+from causal_qwen.numbers import Number
 from conftest import tiny_tokenizer
 from qwen_vocabulary import qwen_tokenizer
 
@@ -49,6 +52,8 @@ def test_qwen_vocabulary_gives_num_its_first_spare_row():
     assert encoded["input_ids"] == [97480, 20412, 151_665, 23305]
     assert encoded["numeric_values"] == [0.0, 0.0, 99.9, 0.0]
     assert processor.decode(encoded["input_ids"], encoded["numeric_values"]) == "价格是99.9元"
+    spelled = [processor.spelling[character] for character in "-1.5e-7, 2346890"]
+    assert tokenizer.decode(spelled) == "-1.5e-7, 2346890"
 
 
 @pytest.mark.slow
@@ -227,3 +232,31 @@ def test_unknown_modes_and_tokenizers_are_named():
         make_processor(numbers="words")
     with pytest.raises(ValueError, match="no <NUM> token"):
         CausalQwen2Processor(tiny_tokenizer())
+
+
+def test_known_numbers_are_not_looked_for():
+    """A code in running text is a number where it is known to be one; "text" leaves it alone."""
+    processor = make_processor()
+    text = "pay 2721.6018972544634 for A4"
+    known = [Number(4, 22, "2721.6018972544634", 2721.6018972544634)]
+    encoded = processor(text, spans=[known])
+    assert encoded["input_ids"].count(processor.num_token_id) == 1
+    assert encoded["numeric_values"][4] == 2721.6018972544634
+    assert (
+        processor(text, spans=[known], numbers="text")["input_ids"] == processor.tokenizer(text)["input_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([[Number(4, 5, "5", math.nan)]], r"the value at \[4, 5\) of text 0 is nan"),
+        ([[Number(4, 5, "5", math.inf)]], r"the value at \[4, 5\) of text 0 is inf"),
+        ([[Number(4, 9, "5", 5.0)]], r"a number at \[4, 9\) of text 0"),
+        ([[Number(4, 5, "5", 5.0)] * 2], "numbers are in their order"),
+        ([], "spans of 0 texts for 1 texts"),
+    ],
+)
+def test_known_numbers_are_checked(spans, message):
+    with pytest.raises(ValueError, match=message):
+        make_processor()("pay 5", spans=spans)

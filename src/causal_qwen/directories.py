@@ -21,13 +21,12 @@ def cache_directory() -> Path:
     return Path(os.environ.get("CAUSAL_QWEN_CACHE") or Path(home) / "causal-qwen")
 
 
-def check_output_directory(target: Path, *, overwrite: bool = False, needed: int = SMALL) -> None:
+def check_output_directory(target: Path, *, overwrite: bool = False) -> None:
     """Refuse a directory that could not be written: taken, below a file, read-only, or on a full disk.
 
     Args:
         target: Directory that will be made, with its parents; an empty one may be there already.
         overwrite: Whether what is there may be replaced.
-        needed: Bytes that will be written, about.
 
     Raises:
         FileExistsError: If it exists and ``overwrite`` is False.
@@ -38,17 +37,17 @@ def check_output_directory(target: Path, *, overwrite: bool = False, needed: int
     if target.is_dir() and not overwrite and any(target.iterdir()):
         raise FileExistsError(f"{target} exists; choose another place, or allow overwriting (--overwrite)")
     _check_place(target)
-    check_space(target, needed)
+    check_space(target, SMALL)
 
 
-def check_output_file(target: Path, *, overwrite: bool = True, needed: int = SMALL) -> None:
+def check_output_file(target: Path, *, overwrite: bool = True) -> None:
     """Refuse a file that could not be written; arguments and errors as for `check_output_directory`."""
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a directory; name a file")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists; choose another file, or allow overwriting (--overwrite)")
     _check_place(target)
-    check_space(target, needed)
+    check_space(target, SMALL)
 
 
 def check_space(target: Path, needed: int) -> None:
@@ -60,8 +59,8 @@ def check_space(target: Path, needed: int) -> None:
     free = shutil.disk_usage(_standing(target)).free
     if free < needed:
         raise OSError(
-            f"{target}: not enough space, {_readable(free)} are free and about {_readable(needed)} are needed; "
-            "make room, or choose a place on another disk"
+            f"{target}: not enough space, {_readable(free)} are free and about {_readable(needed)} "
+            "are needed; make room, or choose a place on another disk"
         )
 
 

@@ -62,6 +62,8 @@ def create_mvp_model(
 ) -> CausalQwenMVPForCausalLM:
     """A base checkpoint as a causal model, calibrated. Modern: `causal_qwen.convert`, with its processor.
 
+    Noise is untruncated, as in every configuration of this package, unless ``density_floor`` is given.
+
     Args:
         model_name_or_path: "smollm2" (embedded), a directory, a .gguf file or a hub id.
         **config_kwargs: Fields of the configuration to change, such as ``inference_mode`` or ``persistence``.
@@ -75,7 +77,8 @@ def create_mvp_model(
                 f"{name} cannot be changed after conversion (these can: {', '.join(CHANGEABLE)}); for "
                 "start make CausalQwenMVPForCausalLM(CausalQwen2Config(...)) and copy_pretrained_weights"
             )
-    return CausalQwenMVPForCausalLM.from_modern(convert(model_name_or_path).model, **config_kwargs)
+    model = convert(model_name_or_path).model
+    return CausalQwenMVPForCausalLM.from_modern(model, **({"density_floor": 0.0} | config_kwargs))
 
 
 def get_model_info(model: CausalQwenMVPForCausalLM | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from causal_qwen.conversion import load_base
 from causal_qwen.generation import Inferencer
 from causal_qwen.modeling_causal_qwen2 import CausalQwen2ForCausalLM
 from causal_qwen.outputs import CausalLMOutput
-from causal_qwen_mvp.configuration import CausalQwen2Config
+from causal_qwen_mvp.config import CausalQwen2Config
 from causal_qwen_mvp.networks import AbductionNetwork, ActionNetwork, CauchyMath, OvRClassifier
 
 __all__ = [

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import Qwen2ForCausalLM
 
 from causal_qwen import heads
 from causal_qwen.cauchy import Cauchy, standard_draw
-from causal_qwen_mvp.configuration import CausalQwen2Config
+from causal_qwen_mvp.config import CausalQwen2Config
 
 __all__ = ["AbductionNetwork", "ActionNetwork", "CauchyMath", "OvRClassifier"]
 
@@ -101,6 +102,23 @@ class ActionNetwork(nn.Module):
     def b_noise(self) -> nn.Parameter:
         """The exogenous noise, (D,)."""
         return self.network.b_noise
+
+    @torch.no_grad()
+    def copy_weights_from_qwen(self, qwen_model: Qwen2ForCausalLM) -> None:
+        """W = the ``lm_head`` of a Qwen2 model, so that the location of S is its logits.
+
+        Modern: `causal_qwen.convert`, which shares the tensor. A tied head brings the embedding's weights.
+
+        Raises:
+            ValueError: If the sizes differ.
+        """
+        theirs = qwen_model.lm_head.weight
+        if theirs.shape != self.lm_head.weight.shape:
+            raise ValueError(
+                f"lm_head is {tuple(theirs.shape)} there and {tuple(self.lm_head.weight.shape)} here: "
+                f"give the configuration vocab_size={theirs.shape[0]} and causal_size={theirs.shape[1]}"
+            )
+        self.lm_head.weight.copy_(theirs)
 
     def forward(
         self,

@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.heads import exact
 from causal_qwen.losses import IGNORE_INDEX, ovr_terms
 from causal_qwen_mvp.models import CausalQwen2Config, CausalQwenMVPForCausalLM
@@ -24,6 +28,7 @@ __all__ = ["CausalTrainer", "LossComputer", "TrainingValidator"]
 Batch = Mapping[str, Tensor]
 LEARNING_RATE = 1e-4
 PENALTY = 1e-5
+STATE_FILE = "training_state.pt"
 
 
 class CausalTrainer:
@@ -126,6 +131,83 @@ class CausalTrainer:
                     if self.tokenizer is not None:
                         self.tokenizer.save_pretrained(save_path)
         return history
+
+    def save_checkpoint(
+        self, save_path: str | Path, epoch: int = 0, metrics: Mapping[str, float] | None = None
+    ) -> Path:
+        """Everything that training needs to go on exactly; the directory is whole or absent.
+
+        It is also a directory of the model, with which ``from_pretrained`` and the commands work. Modern:
+        `causal_qwen.training.train`, whose checkpoints also hold the place in the data.
+
+        Args:
+            save_path: Directory; an earlier checkpoint there is replaced, anything else is refused.
+            epoch: Returned by `load_checkpoint`, as are the metrics.
+            metrics: Of the model as it is.
+
+        Raises:
+            FileExistsError: If there is a directory that is no checkpoint.
+        """
+        target = Path(save_path)
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "global_step": self.global_step,
+            "loss_history": list(self.loss_history),
+            "epoch": epoch,
+            "metrics": dict(metrics or {}),
+            "rng": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+        with atomic_directory(target, overwrite=(target / STATE_FILE).is_file()) as temporary:
+            self.model.save_pretrained(temporary)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(temporary)
+            torch.save(state, temporary / STATE_FILE)
+        return target
+
+    def load_checkpoint(self, checkpoint_path: str | Path) -> dict[str, Any]:
+        """Put model, optimizer, scheduler, counters and torch's generator where `save_checkpoint` left them.
+
+        Only tensors and plain values are read: nothing is unpickled.
+
+        Returns:
+            ``epoch``, ``global_step`` and ``metrics``.
+
+        Raises:
+            ValueError: If it is no checkpoint, damaged, or of another model, optimizer or scheduler.
+        """
+        directory = Path(checkpoint_path)
+        if not (directory / STATE_FILE).is_file():
+            raise ValueError(f"{directory}: no {STATE_FILE} there; name a directory of save_checkpoint")
+        tensors: dict[str, Tensor] = {}
+        try:
+            state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+            for file in directory.glob("*.safetensors"):
+                tensors |= load_file(file)
+        except (UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError) as error:
+            reason = str(error).split("\n")[0]
+            raise ValueError(f"{directory}: this checkpoint is damaged ({reason}); take another") from error
+        if (state["scheduler"] is None) != (self.scheduler is None):
+            was = "without" if state["scheduler"] is None else "with"
+            raise ValueError(f"{directory}: saved {was} a scheduler; make the trainer {was} one")
+        tied = self.model.all_tied_weights_keys
+        missing = [name for name in self.model.state_dict() if name not in tensors and name not in tied]
+        if missing:
+            raise ValueError(f"{directory}: of another model, without {missing[0]}")
+        try:
+            self.model.load_state_dict(tensors, strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{directory}: of another model or optimizer ({reason})") from error
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.global_step, self.loss_history = state["global_step"], list(state["loss_history"])
+        torch.set_rng_state(state["rng"])
+        if torch.cuda.is_available() and state["rng_cuda"]:
+            torch.cuda.set_rng_state_all(state["rng_cuda"])
+        return {name: state[name] for name in ("epoch", "global_step", "metrics")}
 
     def _here(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.model.device) for name, tensor in batch.items()}

@@ -42,20 +42,29 @@ def test_parity_takes_a_text_and_prints_a_table(base_directory, tmp_path):
     assert "max_abs_logit_diff" in result.stdout
 
 
-def test_info_describes_a_converted_model(converted):
+def test_info_describes_a_converted_model(base_directory, converted):
     facts = json.loads(invoke("info", converted, "--json").stdout)
     assert facts["architecture"]["vocab_size (V)"] == 300
     assert facts["numbers"]["num_token_id"] == 258
     assert facts["calibration"]["mode"] == "default"
     assert facts["parameters"]["causal heads"] > 0
-    assert "num_token_id" in invoke("info", converted).stdout
+    assert facts["provenance"]["converted from"] == str(base_directory)
+    assert facts["provenance"]["reports"] == "conversion.json"
+    assert facts["precision"] == {"backbone": "float32", "causal heads": "float32"}
+    assert facts["intervals"]["calibrated"] is False
+    gamma, half = facts["law"]["gamma (γ)"], facts["calibration"]["gamma"] / 2
+    assert gamma["value"] == pytest.approx(half), "as it is in the weights; b_noise is the other half"
+    assert "how unsure the model is" in gamma["meaning"]
+    table = " ".join(invoke("info", converted).stdout.split())
+    assert "how far sampling moves the cause" in table
+    assert "num_token_id 258" in table
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["convert", "./nowhere", "out"], "./nowhere: no such directory"),
-        (["info", "nowhere"], "nowhere: no config.json"),
+        (["info", "./nowhere"], "./nowhere: no such directory"),
         (["parity", "absent.gguf"], "absent.gguf: no such file"),
         (["convert", "smollm2", "out", "--calibration-text", "absent.txt"], "absent.txt"),
     ],
@@ -71,11 +80,13 @@ def test_mistakes_get_one_line_and_a_failing_exit(arguments, message, capsys, mo
     assert "Traceback" not in error
 
 
-def test_info_of_a_plain_checkpoint_says_what_to_do(base_directory, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["causal-qwen", "info", str(base_directory)])
-    with pytest.raises(SystemExit):
-        main()
-    assert "'qwen2', which is not causal; convert it first" in capsys.readouterr().err
+def test_info_of_a_plain_checkpoint_says_what_to_do(base_directory):
+    facts = json.loads(invoke("info", base_directory, "--json").stdout)
+    assert facts["provenance"]["kind"] == "a base, not converted yet"
+    assert facts["provenance"]["next"] == f"causal-qwen convert {base_directory} OUT"
+    assert facts["precision"]["weights"] == "float32"
+    assert facts["tokenizer"] == {"tokens": 258, "chat template": False}
+    assert "law" not in facts
 
 
 def test_an_existing_output_is_refused_and_kept(base_directory, converted):

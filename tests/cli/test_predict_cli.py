@@ -95,11 +95,11 @@ def test_what_is_too_long_is_named_or_skipped(converted, tmp_path):
     """A cell that csv itself would refuse, in a row that the model cannot read."""
     data = tmp_path / "rows.csv"
     data.write_text(f"prompt\nIt costs\n{'long ' * 30_000}\nIt is\n")
-    with pytest.raises(BadRow, match=r"rows\.csv:3: the prompt has 150000 tokens; the model reads 1 to 512"):
+    with pytest.raises(BadRow, match=r"rows\.csv:3: a prompt of 150000 tokens .* the context of 512"):
         invoke("predict", converted, data)
     result = invoke("predict", converted, data, "--on-bad-row", "skip")
     assert len(result.stdout.splitlines()) == 3
-    assert "2 rows predicted; 1 row skipped: the prompt has 150000 tokens" in result.stderr
+    assert "2 rows predicted; 1 row skipped: a prompt of 150000 tokens" in result.stderr
     table = tmp_path / "table.csv"
     table.write_text(f"weight,range\n900,1\n{'x' * 150_000},2\n950,3\n")
     with pytest.raises(BadRow, match=r"table\.csv:3: 150\d+ tokens; max_length is 512"):

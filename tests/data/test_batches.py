@@ -136,3 +136,10 @@ def test_prompts_to_be_continued_are_padded_on_the_left(processor):
     assert 12.5 in batch["numeric_values"][0].tolist()
     with pytest.raises(ValueError, match="prompt 1: the prompt is empty"):
         prompt_batch(processor, ["a", ""])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite_are_named(value):
+    rows = [Encoded([1], [0.0], [IGNORE_INDEX]), Encoded([1, 2], [0.0, value], [IGNORE_INDEX, 2])]
+    with pytest.raises(ValueError, match=f"the value at row 1, position 1 is {value}"):
+        Collator(0)(rows)

@@ -15,6 +15,23 @@ def test_shapes_of_examples():
     assert list(examples[2].messages) == CHAT
 
 
+@pytest.mark.parametrize(
+    ("completion", "text", "values"),
+    [
+        (2721.6018972544634, "2721.6018972544634", [2721.6018972544634]),
+        (" 2721.6018972544634\n", " 2721.6018972544634\n", [2721.6018972544634]),
+        (5, "5", [5.0]),
+        ("007", "007", []),
+        ("5 kg", "5 kg", []),  # for the scanner to read
+        ("1e999", "1e999", []),
+    ],
+)
+def test_a_completion_that_is_a_number_is_known_to_be_one(completion, text, values):
+    (one,) = Reading().examples([{"prompt": "p", "completion": completion}], BadRows())
+    assert (one.completion, [number.value for number in one.completion_numbers]) == (text, values)
+    assert all(text[number.start : number.end] == number.text for number in one.completion_numbers)
+
+
 def test_shapes_of_prompts():
     rows = [{"text": "all"}, {"prompt": "p", "completion": "c"}, {"messages": CHAT}, {"messages": CHAT[:1]}]
     prompts = list(Reading().prompts(rows, BadRows()))
@@ -34,6 +51,9 @@ def test_shapes_of_prompts():
         ({"messages": "hello"}, "not a list of messages", "not a list of messages"),
         ({"messages": [{"role": "user"}]}, "needs role and content", "needs role and content"),
         ({"messages": CHAT[:1]}, "nothing to learn", None),
+        ({"prompt": "p", "completion": " "}, "completion is empty", None),
+        ({"prompt": "p", "completion": [3]}, "neither a text nor a number", None),
+        ({"prompt": "p", "completion": float("inf")}, "completion is inf", None),
         ({"messages": CHAT[1:]}, None, "nothing to answer"),
     ],
 )

@@ -208,6 +208,8 @@ def test_auto_classes_know_a_converted_directory(places, tmp_path):
     assert type(AutoModelForCausalLM.from_pretrained(place)) is CausalQwen2ForCausalLM
     processor, tokenizer = AutoProcessor.from_pretrained(place), AutoTokenizer.from_pretrained(place)
     assert type(processor) is CausalQwen2Processor
+    assert AutoConfig.from_pretrained(place).number_spelling == processor.spelling
+    assert processor.spelling["7"] == tokenizer.convert_tokens_to_ids("7")
     assert [processor.padding_side, tokenizer.padding_side] == ["left", "left"]
     rows = processor(["a", "abc"], padding=True)["input_ids"]
     assert rows[0][:2] == [processor.pad_token_id] * 2
@@ -268,3 +270,20 @@ def test_text_can_be_iterated(base, model, ids):
     streamer = TextIteratorStreamer(base.tokenizer, skip_prompt=True)
     said = model.generate(ids[:1], **GREEDY, streamer=streamer)
     assert "".join(streamer) == base.tokenizer.decode(said[0, ids.shape[1] :])
+
+
+def test_stop_strings_take_a_processor_for_a_tokenizer():
+    model, processor = number_speaker(), number_processor()
+    batch = processor("It cost 12.5 or", return_tensors="pt")
+    options = {"max_new_tokens": 4, "pad_token_id": 0, "stop_strings": ["zz"]}
+    ids = model.generate(**batch, **options, tokenizer=processor)
+    assert torch.equal(ids, model.generate(**batch, **options, tokenizer=processor.tokenizer))
+
+
+def test_several_answers_begin_with_the_numbers_of_their_prompts():
+    model, processor = number_speaker(), number_processor()
+    batch = processor(["It cost 12.5 or", "0 and"], padding=True, return_tensors="pt")
+    options = {"max_new_tokens": 3, "pad_token_id": 257, "num_return_sequences": 2, "do_sample": True}
+    texts = processor.batch_decode(model.generate(**batch, **options), skip_special_tokens=True)
+    assert [text[:5] for text in texts] == ["It co", "It co", "0 and", "0 and"]
+    assert texts[1].startswith("It cost 12.5 or")

@@ -93,6 +93,13 @@ def test_rows_fit_into_the_context(model, tmp_path):
         train(recipe(tmp_path, model, max_length=513))
 
 
+def test_heads_are_trained_without_rows_to_evaluate_on(model, tmp_path):
+    made = recipe(
+        tmp_path, model, method="heads", max_steps=1, validation_fraction=0.0, calibration_fraction=0.0
+    )
+    assert train(made).metrics["train/validation_rows"] == 0
+
+
 def test_skipped_rows_are_named_once(model, tmp_path, caplog):
     from causal_qwen.training.preparation import check_files, prepare_rows
 

@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that ``--help`` answers at o
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 
@@ -26,7 +27,8 @@ from causal_qwen.cli import eval as evaluation
 from causal_qwen.cli import predict as prediction
 from causal_qwen.cli import simulate as simulation
 from causal_qwen.cli import train as training
-from causal_qwen.cli.console import QUIET, fail
+from causal_qwen.cli.console import fail, silent_stderr
+from causal_qwen.cli.interruption import INTERRUPTED, signals_unwind, what_is_kept
 
 __all__ = ["app", "main"]
 
@@ -60,6 +62,7 @@ for panel, verbs in VERBS.items():
     for verb, command in verbs.items():
         app.command(verb, rich_help_panel=panel)(command)
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Understood wherever they stand, not only before the verb.
 EVERYWHERE = ("--debug", "--quiet")
 
@@ -74,6 +77,7 @@ def _print_version(flag: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     quiet: bool = typer.Option(False, "--quiet", help="Say nothing but the result."),
     version: bool = typer.Option(
@@ -81,7 +85,8 @@ def options(
     ),
 ) -> None:
     """Causal language models from Qwen2 and Qwen3 checkpoints."""
-    QUIET.set(quiet)
+    if quiet:
+        context.with_resource(silent_stderr())  # until the verb ends: errors are said after that
 
 
 def main() -> None:
@@ -92,10 +97,23 @@ def main() -> None:
     flags = [flag for flag in EVERYWHERE if flag in arguments[:end]]
     rest = [argument for argument in arguments[:end] if argument not in EVERYWHERE] + arguments[end:]
     try:
-        app(flags + rest)
-    except KeyboardInterrupt:
-        fail("interrupted", code=130)
+        with signals_unwind():
+            app(flags + rest)
+    except SystemExit as exit_:
+        if exit_.code in INTERRUPTED:
+            print(f"interrupted: {what_is_kept()}", file=sys.stderr)
+        raise
     except (ValueError, OSError) as error:
         if "--debug" in flags:
             raise
-        fail(str(error))
+        fail(_reason(error))
+
+
+def _reason(error: ValueError | OSError) -> str:
+    """What went wrong, in one line; the system's own errors name the file first."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return " ".join(str(error).split("\n"))
+    place = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in FULL:
+        return f"{place}the disk is full ({error.strerror}); nothing half-written remains. Make room there"
+    return f"{place}{error.strerror}"

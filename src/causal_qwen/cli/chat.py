@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import note, quiet_libraries
+from causal_qwen.cli.console import complain, note, quiet_libraries
 from causal_qwen.cli.models import load_speaker
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def command(
             try:
                 conversation = _obey(conversation, line)
             except (ValueError, OSError) as error:
-                _complain(error)
+                complain(error)
             continue
         _answer(conversation, speaker, line)
 
@@ -168,13 +168,8 @@ def _answer(conversation: Conversation, speaker: Speaker, question: str) -> None
     try:
         _, left_out = conversation.ask(speaker, question, tell=lambda piece: print(piece, end="", flush=True))
     except ValueError as error:
-        _complain(error)
+        complain(error)
         return
     print()
     if left_out:
         note(f"the first {left_out} messages no longer fit the context; the model does not see them")
-
-
-def _complain(error: Exception) -> None:
-    """Said even where --quiet is given."""
-    print(f"error: {error}", file=sys.stderr)

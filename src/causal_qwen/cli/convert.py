@@ -11,6 +11,7 @@ from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.progress import bar
 from causal_qwen.cli.push import check_access, upload
+from causal_qwen.directories import check_output_directory
 
 SOURCE_HELP = "smollm2 (embedded), a directory, a .gguf file or a hub id; of Qwen2 or Llama architecture."
 
@@ -37,6 +38,7 @@ def command(
     """Convert a base checkpoint into a causal model that behaves exactly like it."""
     check_access(push)
     text = calibration_text.read_text(encoding="utf-8") if calibration_text else None
+    check_output_directory(out, overwrite=overwrite)
     note(f"converting {source} …")
     quiet_libraries()
     from causal_qwen.conversion import convert

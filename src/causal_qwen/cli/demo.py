@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from causal_qwen.cli.console import cell_text, note, print_table, quiet_libraries
+from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.options import check_prompt
+from causal_qwen.directories import check_output_directory
 
 PROMPT = "The reason why the sea is salty is that"
 
@@ -26,6 +28,8 @@ def command(
     """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
     check_prompt(prompt, "--prompt")
     began = time.monotonic()
+    check_output_directory(out, overwrite=True)
+    on_interruption(lambda: f"{out} keeps the steps that were finished; the same command begins anew")
     note("1/6  converting the base, and measuring parity on held-out text …")
     quiet_libraries()
     from causal_qwen.demo import story

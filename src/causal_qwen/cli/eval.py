@@ -12,6 +12,7 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.models import load
+from causal_qwen.directories import check_output_file
 
 
 def command(
@@ -35,6 +36,8 @@ def command(
     """Measure a model on labelled data: every metric, and a report with pictures."""
     if not no_report and report.suffix.lower() not in (".html", ".md"):
         raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html or .md")
+    if not no_report:
+        check_output_file(report)
     quiet_libraries()
     from tqdm import tqdm
 

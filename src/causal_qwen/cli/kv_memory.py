@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import print_json, print_table
+from causal_qwen.cli.console import print_json, print_table, quiet_libraries
 
 if TYPE_CHECKING:
     from causal_qwen.decoder import DecoderConfig
@@ -20,7 +18,7 @@ LENGTHS = [1024, 2048, 4096, 8192, 32768]
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="tiny, llama_7b, or a directory with a config.json of Qwen2 or Llama.")
+        str, typer.Argument(help="tiny, llama_7b, a converted directory, or any source that `convert` takes.")
     ] = "llama_7b",
     length: Annotated[list[int] | None, typer.Option(help="Tokens; may be repeated.", min=1)] = None,
     kv_heads: Annotated[
@@ -68,16 +66,19 @@ def command(
 
 
 def _config(model: str) -> DecoderConfig:
-    """A preset, or what a directory says."""
+    """A preset, or what a checkpoint says."""
     from causal_qwen.decoder import DecoderConfig
 
     presets = {"tiny": DecoderConfig.tiny, "llama_7b": DecoderConfig.llama_7b}
     if model in presets:
         return presets[model]()
-    file = Path(model) / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{model}: neither a directory with a config.json nor one of {', '.join(presets)}")
-    return DecoderConfig.from_hf_config(json.loads(file.read_text(encoding="utf-8")))
+    quiet_libraries()
+    from causal_qwen.conversion import read_config
+
+    try:
+        return DecoderConfig.from_hf_config(read_config(model))
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{model}: config.json makes no sense to a decoder ({error})") from error
 
 
 def _divisors(number: int) -> list[int]:

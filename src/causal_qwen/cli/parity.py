@@ -34,8 +34,17 @@ def command(
     sample = text.read_text(encoding="utf-8") if text else None
     note(f"measuring {model} against its base …")
     quiet_libraries()
-    from causal_qwen.conversion import bundled_text, compare, convert, load_base, load_model, remember
+    from causal_qwen.conversion import (
+        bundled_text,
+        check_device,
+        compare,
+        convert,
+        load_base,
+        load_model,
+        remember,
+    )
 
+    check_device(device)
     report_file = Path(model) / "conversion.json"
     converted = report_file.is_file()
     source = model

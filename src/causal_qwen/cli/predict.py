@@ -13,7 +13,9 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.models import load
+from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
     from causal_qwen.data import Source
@@ -65,8 +67,8 @@ def command(
     file = None if output in (None, STANDARD_OUTPUT) else output
     if (data is None) == (not row):
         raise ValueError("name a file with rows, or give one with --row; not both")
-    if file is not None and file.exists() and not overwrite:
-        raise ValueError(f"{file} exists; choose another file, or allow --overwrite")
+    if file is not None:
+        check_output_file(file, overwrite=overwrite)
     if file is None and format == "parquet":
         raise ValueError("--format parquet is written to a file; name one with -o")
     if file is None and as_json and format == "csv":
@@ -131,6 +133,7 @@ def command(
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with GrowingTable(file, settings, columns=columns, format=kind) as table:
+        on_interruption(table.kept)
         if table.done:
             note(f"continuing behind row {table.done - 1}")
         for record in records(table.done):

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from causal_qwen.cli.console import QUIET, note
-from causal_qwen.progress import Advance, unwatched
+from causal_qwen.cli.console import note
+from causal_qwen.progress import Advance
 
 __all__ = ["bar"]
 
@@ -17,16 +17,9 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def bar(phase: str, total: int) -> Iterator[Advance]:
-    """Shows how far a phase is and how long it will take, on standard error; nothing with ``--quiet``."""
-    if QUIET.get():
-        with unwatched(phase, total) as advance:
-            yield advance
-    elif sys.stderr.isatty():
-        with _drawn(phase, total) as advance:
-            yield advance
-    else:
-        with _told(phase, total) as advance:
-            yield advance
+    """Shows how far a phase is and how long it will take, on standard error, which ``--quiet`` silences."""
+    with _drawn(phase, total) if sys.stderr.isatty() else _told(phase, total) as advance:
+        yield advance
 
 
 @contextmanager

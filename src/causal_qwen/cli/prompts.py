@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from causal_qwen.cli.console import note
+from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.predict import state
+from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
     from causal_qwen.data import BadRows
@@ -37,17 +39,17 @@ class Text(NamedTuple):
 
 
 def check_output(output: Path | None, *, overwrite: bool) -> None:
-    """Refuse an output that is not JSONL, or that exists.
+    """Refuse an output that is not JSONL, or that cannot be written.
 
     Raises:
-        ValueError: If so.
+        ValueError: If it is not JSONL.
+        OSError: If it cannot be written.
     """
     if output is None:
         return
     if output.suffix.lower() != ".jsonl":
         raise ValueError(f"{output} ends in {output.suffix or 'nothing'!r}; texts are written as .jsonl")
-    if output.exists() and not overwrite:
-        raise ValueError(f"{output} exists; choose another file, or allow --overwrite")
+    check_output_file(output, overwrite=overwrite)
 
 
 def run(
@@ -102,6 +104,7 @@ def run(
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     with GrowingTable(output, facts) as table:
+        on_interruption(table.kept)
         if table.done:
             note(f"continuing behind text {table.done} of {len(texts)}")
         _write(speaker, texts, batch_size, table.done, table.write)

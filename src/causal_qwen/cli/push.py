@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import QUIET, note, print_json
+from causal_qwen.cli.console import note, print_json
 
 __all__ = ["check_access", "command", "upload"]
 
@@ -50,7 +50,7 @@ def upload(directory: Path, repo: str, *, private: bool | None = None, endpoint:
 
     from causal_qwen import hub
 
-    if QUIET.get() or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         disable_progress_bars()
     note(f"pushing {directory} to {repo} …")
     return hub.push(directory, repo, private=private, endpoint=endpoint)

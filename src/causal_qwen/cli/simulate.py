@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table
+from causal_qwen.directories import check_output_file
 
 DEFAULT_PLOT = Path("simulation.png")
 
@@ -36,6 +37,8 @@ def command(
     if plot is not None and plot.suffix.lower() != ".png":
         raise ValueError(f"{plot} ends in {plot.suffix or 'nothing'!r}; a picture is a .png")
     file = None if no_plot else plot or (None if as_json else DEFAULT_PLOT)
+    if file is not None:
+        check_output_file(file)
     simulation = simulate(count=count, steps=steps, seed=seed, progress=lambda message: note(f"{message} …"))
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.interruption import kept_by_training, on_interruption
 from causal_qwen.cli.push import check_access, upload
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def command(
     if dry_run:
         _show(recipe)
         return
+    on_interruption(lambda: kept_by_training(Path(recipe.output)))
     result = train(recipe, resume=resume, overwrite=overwrite, progress=note)
     if not result.metrics:  # not the main process
         return

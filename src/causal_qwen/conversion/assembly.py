@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from causal_qwen.conversion.checkpoints import CAUSAL, guarded
 from causal_qwen.conversion.headers import ConversionError
 
-__all__ = ["EMBEDDING", "HEAD", "Weights", "assemble", "load_weights", "weights_of"]
+__all__ = ["EMBEDDING", "HEAD", "Weights", "assemble", "load_weights", "quiet_transformers", "weights_of"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -78,7 +78,7 @@ def assemble(
     Raises:
         ConversionError: If a tensor is missing or misshapen.
     """
-    with _quiet_loading():
+    with quiet_transformers():
         model, info = guarded(
             source,
             lambda: architecture.from_pretrained(
@@ -112,7 +112,7 @@ def load_weights(source: str, directory: Path, config: PreTrainedConfig, dtype: 
         ConversionError: If a tensor is damaged, missing or misshapen.
     """
     architecture: Any = CAUSAL[config.model_type]
-    with _quiet_loading():
+    with quiet_transformers():
         model, info = guarded(
             source,
             lambda: architecture.from_pretrained(
@@ -129,8 +129,8 @@ def load_weights(source: str, directory: Path, config: PreTrainedConfig, dtype: 
 
 
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """Without transformers' bar and its report on missing keys: errors are raised, progress is watched."""
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' bars and its report on missing keys: errors are raised, progress is watched."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -1,8 +1,8 @@
 """Checkpoints: where a source is, and whether its configuration and its weights fit, before any are loaded.
 
 A source is the embedded default ("smollm2"), a local directory, a .gguf file, or a hub id; of a family of
-`FAMILIES`, base or causal, or of Llama architecture. Only JSON and the headers of weights are read here; nothing is
-ever unpickled, and no code that came with a checkpoint runs.
+`FAMILIES`, base or causal, or of Llama architecture. Only JSON and the headers of weights are read here;
+nothing is ever unpickled, and no code that came with a checkpoint runs.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ DAMAGE = (
     SafetensorError,
     StrictDataclassError,
 )
+MOST_WORDS = 300  # characters of a library's error
 Result = TypeVar("Result")
 
 
@@ -146,7 +147,8 @@ def read_checkpoint(source: str | Path, *, base: bool = False) -> Checkpoint:
     architecture = _architecture(name, config)
     if base:
         _check_base(name, config)
-    if config.get("quantization_config"):
+    # What transformers has dequantised from a GGUF file still says so.
+    if config.get("quantization_config") and not _was_gguf(config["quantization_config"]):
         raise ConversionError(
             f"{name}: its weights are quantised (quantization_config); take a checkpoint in {WANTED}"
         )
@@ -156,10 +158,16 @@ def read_checkpoint(source: str | Path, *, base: bool = False) -> Checkpoint:
             raise ConversionError(
                 f"{name}: {tensor} has the type {entry.dtype}; take a checkpoint in {WANTED}"
             )
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > len(tensors):  # building so many would never end
+        raise ConversionError(
+            f"{name}: incomplete checkpoint, config.json says {layers} layers and the weights are "
+            f"{len(tensors)} tensors; fetch both from the same place"
+        )
     parsed = guarded(
         name, lambda: AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     )
-    _check_tensors(name, tensors, _shapes(name, architecture, parsed, len(tensors)))
+    _check_tensors(name, tensors, _shapes(name, architecture, parsed))
     return Checkpoint(name, path, config, tensors)
 
 
@@ -181,7 +189,8 @@ def guarded(source: str, load: Callable[[], Result]) -> Result:
     except ConversionError:
         raise
     except DAMAGE as error:
-        raise ConversionError(f"{source}: cannot be loaded: {_first_line(error)}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConversionError(f"{source}: cannot be loaded: {reason[:MOST_WORDS]}") from error
 
 
 def locate(source: str, *, weights: bool = True) -> Path:
@@ -227,7 +236,8 @@ def _architecture(source: str, config: dict[str, Any]) -> type[PreTrainedModel]:
     classes: dict[str, type[PreTrainedModel]] = ARCHITECTURES | CAUSAL
     if not isinstance(model_type, str) or model_type not in classes:
         raise ConversionError(
-            f"{source}: architecture {model_type!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{source}: architecture {model_type!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
     return classes[model_type]
 
@@ -239,6 +249,10 @@ def _check_base(source: str, config: dict[str, Any]) -> None:
     for flag in ("attention_bias", "mlp_bias"):
         if config["model_type"] == "llama" and config.get(flag):
             raise ConversionError(f"{source}: Llama with {flag}=True has biases that Qwen2 has no place for")
+
+
+def _was_gguf(quantization: Any) -> bool:
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "gguf"
 
 
 def weight_files(directory: Path, source: str) -> list[Path]:
@@ -266,21 +280,17 @@ def weight_files(directory: Path, source: str) -> list[Path]:
     pickles = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if pickles:
         raise ConversionError(
-            f"{source}: the weights are pickled ({pickles[0]}), and nothing is unpickled here; if you trust them, "
-            "save them as safetensors: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+            f"{source}: the weights are pickled ({pickles[0]}), and nothing is unpickled here; "
+            "if you trust them, save them as safetensors where they may be: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
         )
     raise ConversionError(f"{source}: no weights; {WEIGHTS} is missing")
 
 
 def _shapes(
-    source: str, architecture: type[PreTrainedModel], config: PreTrainedConfig, count: int
+    source: str, architecture: type[PreTrainedModel], config: PreTrainedConfig
 ) -> dict[str, tuple[int, ...]]:
     """The tensors that a configuration implies: of a model without memory. Tied ones are left out."""
-    if config.num_hidden_layers > count:
-        raise ConversionError(
-            f"{source}: incomplete checkpoint, config.json says {config.num_hidden_layers} layers and the weights "
-            f"are {count} tensors; fetch both from the same place"
-        )
     with torch.device("meta"):
         model: Any = guarded(source, lambda: architecture(config))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -291,19 +301,19 @@ def _check_tensors(source: str, headers: dict[str, TensorHeader], shapes: dict[s
     """Refuse weights that are missing or misshapen: a model would be random there, without a word."""
     bare = not any(name.startswith("model.") for name in headers)  # of a backbone that was saved alone
     names = {name: name.removeprefix("model.") if bare else name for name in shapes}
+    for name, shape in shapes.items():
+        header = headers.get(names[name])
+        if header is not None and header.shape != shape:
+            raise ConversionError(
+                f"{source}: mismatched shapes, {name} is {header.shape} in the weights and {shape} by the "
+                "configuration; fetch both from the same place"
+            )
     missing = [name for name in shapes if names[name] not in headers]
     if missing:
         raise ConversionError(
             f"{source}: incomplete checkpoint, {len(missing)} of {len(shapes)} tensors are missing, such as "
             f"{missing[0]}; fetch it again"
         )
-    for name, shape in shapes.items():
-        header = headers[names[name]]
-        if header.shape != shape:
-            raise ConversionError(
-                f"{source}: mismatched shapes, {name} is {header.shape} in the weights and {shape} by the "
-                "configuration; fetch both from the same place"
-            )
 
 
 def _gguf_config(source: str, header: GGUFHeader) -> dict[str, Any]:
@@ -332,7 +342,8 @@ def _gguf_config(source: str, header: GGUFHeader) -> dict[str, Any]:
             raise ConversionError(f"{source}: this GGUF file gives no {name} ({value!r}); fetch another one")
     if config["num_hidden_layers"] > len(header.tensors):
         raise ConversionError(
-            f"{source}: incomplete checkpoint, {config['num_hidden_layers']} layers in {len(header.tensors)} tensors"
+            f"{source}: incomplete checkpoint, {config['num_hidden_layers']} layers "
+            f"in {len(header.tensors)} tensors; fetch it again"
         )
     config["head_dim"] = header.size("attention.key_length") or config["hidden_size"] // heads
     config["rope_theta"] = header.size("rope.freq_base") or 10_000.0
@@ -363,7 +374,3 @@ def _gguf_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             f"blk.{layer}.ffn_norm.weight": (hidden,),
         }
     return shapes
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -16,7 +16,8 @@ from causal_qwen.directories import check_output_directory
 
 __all__ = ["atomic_directory", "disk_errors", "write_file"]
 
-TORCH_WRITER = "PytorchStreamWriter"  # how torch.save names itself when a write fails
+# How torch.save speaks when a write fails.
+TORCH_WRITER = ("PytorchStreamWriter", "inline_container.cc", "iostream error")
 OS_ERROR = re.compile(r"os error (\d+)")
 
 
@@ -44,19 +45,24 @@ def atomic_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """A write that fails is an OSError, whoever writes: safetensors and torch raise errors of their own.
+    """A write that fails is an OSError that names a file, whoever writes: safetensors and torch raise errors
+    of their own, and a stream does not say whose it is.
 
     Raises:
         OSError: Naming ``target``; with the number of the system's error where it is known.
     """
     try:
         yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
     except (SafetensorError, RuntimeError) as error:
         number = OS_ERROR.search(str(error))
         if number:
             code = int(number.group(1))
             raise OSError(code, os.strerror(code), str(target)) from error
-        if TORCH_WRITER in str(error):
+        if any(word in str(error) for word in TORCH_WRITER):
             raise OSError(f"{target} cannot be written; is the disk full?") from error
         raise
 

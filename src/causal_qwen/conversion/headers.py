@@ -1,7 +1,7 @@
 """What weight files say of themselves: names, shapes and types of tensors, and no tensor.
 
-A damaged file is found here, in milliseconds, before anything is loaded: safetensors checks its header against
-the length of the file, and so does the reader of GGUF below. Knows files and no model.
+A damaged file is found here, in milliseconds, before anything is loaded: safetensors checks its header
+against the length of the file, and so does the reader of GGUF below. Knows files and no model.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ def read_gguf_header(file: Path, source: str) -> GGUFHeader:
                 header, end = _GGUFReader(data).read()
             except (struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
                 raise ConversionError(
-                    f"{source}: the header of this GGUF file is damaged or truncated ({error}); fetch it again"
+                    f"{source}: the header of this GGUF file is damaged or truncated ({error}); "
+                    "fetch it again"
                 ) from error
     if end > size:
         raise ConversionError(

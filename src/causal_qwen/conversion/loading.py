@@ -1,4 +1,4 @@
-"""load_model(): any source as a causal model with its processor. Every command and training come by theirs here."""
+"""load_model(): any source as a causal model with its processor, for every command and for training."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _load_converted(name: str, dtype: torch.dtype | str) -> tuple[CausalLM, Caus
     config: Any = guarded(name, lambda: AutoConfig.from_pretrained(checkpoint.path, local_files_only=True))
     if processor.num_token_id != config.num_token_id:
         raise ConversionError(
-            f"{name}: <NUM> is {processor.num_token_id} in the tokenizer and {config.num_token_id} in config.json; "
-            "take both from the same conversion"
+            f"{name}: <NUM> is {processor.num_token_id} in the tokenizer and {config.num_token_id} in "
+            "config.json; take both from the same conversion"
         )
     model = load_weights(name, checkpoint.path, config, dtype)
     return cast(CausalLM, model.eval()), processor

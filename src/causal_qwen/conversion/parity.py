@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.calibration.text import windows
+from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.sources import Base
 from causal_qwen.conversion.transfer import added_fraction
@@ -96,40 +97,57 @@ def compare(model: CausalLM, reference: Reference, *, watch: Watch = unwatched) 
         reference: Of `remember`.
         watch: Told of the positions.
     """
-    num_token_id = model.config.num_token_id
-    others = torch.arange(len(reference.head), device=model.device) != num_token_id
-    diffs, agreements, prob_sums, losses, nlls = [], [], [], [], []
-    with watch("comparing", sum(map(len, reference.features))) as advance:
+    others = torch.arange(len(reference.head), device=model.device) != model.config.num_token_id
+    positions = sum(map(len, reference.features))
+    # Made at once: small results that stay between large ones that go keep malloc from giving memory back.
+    measured = torch.empty(positions, len(Measured._fields), dtype=torch.float64)
+    done = 0
+    with watch("comparing", positions) as advance:
         for window, z in zip(reference.windows, reference.features, strict=True):
-            input_ids, labels = window[None, :-1].to(model.device), window[1:].to(model.device)
-            outputs = model(input_ids=input_ids, output_logits=False)
-            laws = (outputs.U[0], outputs.U0[0])
+            outputs = model(input_ids=window[None, :-1].to(model.device), output_logits=False)
+            labels = window[1:].to(model.device)
             for start in range(0, len(labels), POSITIONS):
                 block = slice(start, start + POSITIONS)
-                U, U0 = (law[block] for law in laws)
                 expected = exact(torch.nn.functional.linear(z[block], reference.head))  # (n, V)
-                logits = exact(model.token_logits(U.loc))  # (n, V) or (n, V + 1)
-                diffs.append(_largest_difference(logits[:, : expected.shape[-1]], expected, others))
-                S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight, impl="fused")
-                agreements.append(model.action.z_scores(S).argmax(-1) == expected.argmax(-1))
-                del expected
-                nlls.append(torch.nn.functional.cross_entropy(logits, labels[block], reduction="none"))
-                del logits
-                prob_sums.append(S.sf(model.action.threshold).sum(-1))
-                losses.append(ovr_terms(S, model.action.threshold, labels[block]))
-                advance(len(labels[block]))
+                laws = (outputs.U[0, block], outputs.U0[0, block])
+                rows = torch.stack(_measure(model, *laws, labels[block], expected, others), dim=-1)
+                measured[done : done + len(rows)] = rows
+                done += len(rows)
+                advance(len(rows))
+    columns = Measured(*measured.unbind(-1))
     return Parity(
-        positions=sum(map(len, losses)),
-        max_abs_logit_diff=torch.stack(diffs).max().item(),
-        argmax_agreement=torch.cat(agreements).double().mean().item(),
-        ovr_prob_sum_median=torch.cat(prob_sums).median().item(),
-        ovr_loss=torch.cat(losses).double().mean().item(),
-        softmax_nll=torch.cat(nlls).double().mean().item(),
+        positions=positions,
+        max_abs_logit_diff=columns.logit_diff.max().item(),
+        argmax_agreement=columns.agreement.mean().item(),
+        ovr_prob_sum_median=columns.prob_sum.float().median().item(),
+        ovr_loss=columns.ovr_loss.mean().item(),
+        softmax_nll=columns.nll.mean().item(),
         added_parameters_fraction=added_fraction(model, reference.parameters),
         dtype=str(model.dtype).removeprefix("torch."),
     )
 
 
-def _largest_difference(logits: Tensor, expected: Tensor, others: Tensor) -> Tensor:
-    """Of all rows but <NUM>'s, which the base does not have."""
-    return (logits - expected).abs_().masked_fill_(~others, 0).max()
+class Measured(NamedTuple):
+    """What is measured of each position, (N,) each."""
+
+    logit_diff: Tensor
+    agreement: Tensor
+    prob_sum: Tensor
+    ovr_loss: Tensor
+    nll: Tensor
+
+
+def _measure(
+    model: CausalLM, U: Cauchy, U0: Cauchy, labels: Tensor, expected: Tensor, others: Tensor
+) -> Measured:
+    """Of a few positions: U (n, D), U0 and labels (n,), the base's logits (n, V); others than <NUM> (V,)."""
+    logits = exact(model.token_logits(U.loc))  # (n, V) or (n, V + 1)
+    difference = (logits[:, : expected.shape[-1]] - expected).abs_().masked_fill_(~others, 0)
+    S = model.action.scores(model.action.exogenous(U), U0, model.lm_head.weight, impl="fused")
+    return Measured(
+        difference.amax(-1).double(),
+        (model.action.z_scores(S).argmax(-1) == expected.argmax(-1)).double(),
+        S.sf(model.action.threshold).sum(-1).double(),
+        ovr_terms(S, model.action.threshold, labels).double(),
+        torch.nn.functional.cross_entropy(logits, labels, reduction="none").double(),
+    )

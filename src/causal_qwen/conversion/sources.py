@@ -1,7 +1,7 @@
 """Base checkpoints: how each becomes a plain model of a family with its tokenizer.
 
-Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero. Where a
-source is and whether it is whole is `checkpoints`' business.
+Qwen2 is Llama plus biases on q, k and v, so a Llama checkpoint becomes Qwen2 with those biases at zero. Where
+a source is and whether it is whole is `checkpoints`' business.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble
 from causal_qwen.conversion.checkpoints import (
@@ -215,6 +215,7 @@ def _open_directory(name: str, directory: Path) -> BaseFiles:
         name,
         lambda: AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False),
     )
+    vars(config).pop("quantization_config", None)  # of what was dequantised before it was saved
     return BaseFiles(name, config, load_tokenizer(name, directory), directory)
 
 
@@ -247,7 +248,8 @@ def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
     """
     if not any(all((directory / name).is_file() for name in names) for names in TOKENIZERS):
         raise ConversionError(
-            f"{source}: no tokenizer there (tokenizer.json, or vocab.json and merges.txt); copy it from the base"
+            f"{source}: no tokenizer there (tokenizer.json, or vocab.json and merges.txt); "
+            "copy it from the base"
         )
     files = [name for name in ("tokenizer.json", "tokenizer_config.json") if (directory / name).is_file()]
     for name in files:
@@ -270,7 +272,7 @@ def _check_chat_template(source: str, template: str | dict[str, str] | None) -> 
     """Refuse a template that is none, here rather than in the middle of a conversation."""
     for text in template.values() if isinstance(template, dict) else [template] if template else []:
         try:
-            _compile_jinja_template(text)
+            render_jinja_template([], chat_template=text)  # of no conversation: it is only compiled
         except jinja2.TemplateSyntaxError as error:
             raise ConversionError(
                 f"{source}: the chat template is damaged, line {error.lineno}: {error.message}; "

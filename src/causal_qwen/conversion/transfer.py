@@ -15,15 +15,15 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from causal_qwen.calibration import calibrate, text_features
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, weights_of
-from causal_qwen.conversion.checkpoints import FAMILIES, WEIGHTS, read_checkpoint
+from causal_qwen.conversion.assembly import EMBEDDING, HEAD, Weights, assemble, quiet_transformers, weights_of
 from causal_qwen.conversion.card import conversion_card
+from causal_qwen.conversion.checkpoints import FAMILIES, WEIGHTS, read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.conversion.headers import ConversionError
 from causal_qwen.conversion.sources import Base, BaseFiles, open_base
 from causal_qwen.conversion.vocabulary import NumToken, choose_num_token, with_num_row
 from causal_qwen.conversion.weights import parts_of, write_weights
-from causal_qwen.directories import check_output_directory
+from causal_qwen.directories import check_output_directory, check_space
 from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.progress import Watch, unwatched
@@ -71,7 +71,8 @@ class Conversion:
         """
         target = Path(directory)
         with atomic_directory(target, overwrite=overwrite) as temporary:
-            self.model.save_pretrained(temporary, state_dict={})  # all but the weights
+            with quiet_transformers():
+                self.model.save_pretrained(temporary, state_dict={})  # all but the weights
             tensors = {name: parts_of(tensor) for name, tensor in _distinct(self.model).items()}
             write_weights(temporary / WEIGHTS, tensors, watch=watch, phase="writing")
             self.processor.save_pretrained(temporary)
@@ -187,8 +188,7 @@ def _check_output(
     checkpoint = read_checkpoint(source, base=True)
     if output.resolve() in (checkpoint.path.resolve(), *checkpoint.path.resolve().parents):
         raise ValueError(f"{output} holds the base itself; choose another place")
-    # The heads and the configuration are a few percent more.
-    check_output_directory(output, overwrite=overwrite, needed=round(1.05 * checkpoint.bytes(dtype)))
+    check_space(output, round(1.05 * checkpoint.bytes(dtype)))  # the heads are a few percent more
 
 
 def _transfer(

@@ -6,6 +6,7 @@ It does not know which files a checkpoint has, nor what the tensors are for.
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +78,7 @@ def read_weights(files: Sequence[Path], *, dtype: torch.dtype, watch: Watch) -> 
             with safe_open(entries[name].file, framework="pt") as opened:
                 stored = opened.get_tensor(name)
                 wanted = dtype if stored.is_floating_point() else stored.dtype
-                tensors[name] = stored.to(wanted, copy=True)
+                tensors[name] = _empty(stored.shape, wanted).copy_(stored)
                 del stored
             advance(entries[name].elements)
     return tensors
@@ -116,6 +117,16 @@ def write_weights(file: Path, tensors: Mapping[str, TensorParts], *, watch: Watc
                 advance(raw.nbytes)
             if written != tensors[name].nbytes:
                 raise ValueError(f"{name}: {written} bytes came, {tensors[name].nbytes} were announced")
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor whose memory goes back to the system with it; what malloc gives it may keep for itself."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return (
+        torch.frombuffer(mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY), dtype=torch.uint8)[:size]
+        .view(dtype)
+        .view(shape)
+    )
 
 
 class _Entry(NamedTuple):

@@ -114,5 +114,6 @@ def shortest(number: int | float) -> str:
     """The shortest spelling that reads back as the same number; an integer has all of its digits."""
     if isinstance(number, int):
         return str(number)
-    spelled = format_number(number)
-    return spelled if float(spelled) == number else repr(number)
+    whole = repr(number).removesuffix(".0")
+    spelled = format_number(number)  # of fifteen digits at most, 1e22 for 1e+22
+    return spelled if float(spelled) == number and len(spelled) <= len(whole) else whole

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from causal_qwen.data.fields import number_in, shortest
 from causal_qwen.data.rows import BadRows, Row, Source, read_rows
 from causal_qwen.data.settings import read_settings
-from causal_qwen.data.templates import Template
+from causal_qwen.data.templates import Passage, Template
 from causal_qwen.numbers import Number
 
 __all__ = ["Example", "Reading", "read_messages", "read_prompt"]
@@ -152,7 +153,10 @@ def _example(where: str, row: Row, template: Template | None) -> Example:
             raise ValueError("no message of the assistant: there is nothing to learn")
         return Example("", "", where, messages)
     if "prompt" in row and "completion" in row:
-        return Example(_text(row, "prompt", empty=True), _text(row, "completion"), where)
+        completion = _completion(row["completion"])
+        return Example(
+            _text(row, "prompt", empty=True), completion.text, where, completion_numbers=completion.numbers
+        )
     if "text" in row:
         return Example("", _text(row, "text"), where)
     raise ValueError(f"{_fields(row)}: neither text, nor prompt and completion, nor messages{REMEDY}")
@@ -191,6 +195,27 @@ def _text(row: Row, name: str, *, empty: bool = False) -> str:
     if not value.strip() and not empty:
         raise ValueError(f"{name} is empty")
     return value
+
+
+def _completion(value: Any) -> Passage:
+    """A text, or a number: by its type, or as the text that is one from end to end."""
+    if not isinstance(value, str):
+        number = number_in(value, "completion")
+        if number is None:
+            raise ValueError(f"completion is {value!r:.40}, neither a text nor a number")
+        written = shortest(number)
+        return Passage(written, (Number(0, len(written), written, float(number)),))
+    if not value.strip():
+        raise ValueError("completion is empty")
+    try:
+        number = number_in(value, "completion")
+    except ValueError:  # 1e999: a text like others
+        number = None
+    if number is None:
+        return Passage(value)
+    written = value.strip()
+    start = value.index(written)
+    return Passage(value, (Number(start, start + len(written), written, float(number)),))
 
 
 def read_messages(value: Any) -> tuple[Mapping[str, str], ...]:

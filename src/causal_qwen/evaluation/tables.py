@@ -65,6 +65,14 @@ class GrowingTable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stream.close()
+        if kind is not None and self.count == 0:  # nothing to go on from
+            self.partial.unlink(missing_ok=True)
+
+    def kept(self) -> str:
+        """What is there for the next run, if this one ends here."""
+        if self.count == 0:
+            return "nothing is kept"
+        return f"{self.partial} keeps {self.count} rows; the same command goes on behind them"
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row."""

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
+from safetensors import SafetensorError
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
-__all__ = ["STAGING", "clear_debris", "flush_to_disk", "last_checkpoint", "publish", "rotate"]
+__all__ = [
+    "BAD_BATCH",
+    "STAGING",
+    "clear_debris",
+    "enter_workspace",
+    "flush_to_disk",
+    "last_checkpoint",
+    "leave_workspace",
+    "publish",
+    "readable",
+    "rotate",
+]
 
 STAGING = ".staging"
 GONE = ".gone-"
+BAD_BATCH = "bad-batch"
+TORCH_READER = "PytorchStreamReader"  # how torch.load speaks of a file that is cut off
 
 
 def flush_to_disk(directory: Path) -> None:
@@ -58,6 +75,46 @@ def last_checkpoint(directory: Path) -> Path | None:
     """The checkpoint with the most steps, if there is one."""
     checkpoint = get_last_checkpoint(directory) if directory.is_dir() else None
     return Path(checkpoint) if checkpoint else None
+
+
+def enter_workspace(workspace: Path, *, resume: bool, overwrite: bool) -> None:
+    """Make the place for a run's checkpoints, or take over the one of an interrupted run.
+
+    Raises:
+        FileExistsError: If there is one, and neither flag allows for it.
+    """
+    if workspace.exists() and not resume:
+        if not overwrite:
+            raise FileExistsError(f"{workspace} holds an interrupted run; resume it, or allow overwriting")
+        shutil.rmtree(workspace)
+    (workspace / "checkpoints").mkdir(parents=True, exist_ok=True)
+    clear_debris(workspace / "checkpoints")
+
+
+def leave_workspace(workspace: Path) -> None:
+    """After a run that did not end: keep whole checkpoints and batches that broke it, and nothing else."""
+    checkpoints = workspace / "checkpoints"
+    clear_debris(checkpoints)
+    if last_checkpoint(checkpoints) is None and not any(checkpoints.glob(f"{BAD_BATCH}*")):
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+@contextmanager
+def readable(checkpoint: Path | None) -> Iterator[None]:
+    """A checkpoint that cannot be read is named. Only tensors and plain values are: nothing is unpickled.
+
+    Raises:
+        ValueError: If a file of it is damaged, or holds anything else.
+    """
+    try:
+        yield
+    except (UnpicklingError, SafetensorError, RuntimeError) as error:
+        if checkpoint is None or (isinstance(error, RuntimeError) and TORCH_READER not in str(error)):
+            raise
+        reason = str(error).split("\n")[0]
+        raise ValueError(
+            f"{checkpoint} is damaged ({reason}); delete it, and --resume goes on from the one before"
+        ) from error
 
 
 def clear_debris(directory: Path) -> None:

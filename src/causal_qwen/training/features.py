@@ -65,6 +65,8 @@ def cache_features(
                 bounds.append(bounds[-1] + int(valid.sum()))
     shape = (bounds[-1], model.config.hidden_size)
     mapped = np.memmap(file, np.float32, "r", shape=shape) if shape[0] else np.empty(shape, np.float32)
+    if not labels:  # no rows are held out
+        return CachedFeatures(mapped, torch.empty(0, dtype=torch.long), torch.empty(0), bounds)
     return CachedFeatures(mapped, torch.cat(labels), torch.cat(values), bounds)
 
 

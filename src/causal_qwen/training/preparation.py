@@ -6,13 +6,11 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from causal_qwen import conversion
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.data import BadRows, Encoded, Encoder, Files, Reading, Source
 from causal_qwen.data.batches import pack
 from causal_qwen.data.encoding import numbers_of
@@ -62,10 +60,7 @@ def load_model(recipe: TrainingRecipe) -> tuple[CausalLM, CausalQwen2Processor]:
 
 def load_processor(recipe: TrainingRecipe) -> CausalQwen2Processor:
     """The processor alone."""
-    if (Path(recipe.model) / "processor_config.json").is_file():
-        return _reading_values(CausalQwen2Processor.from_pretrained(recipe.model))
-    base = conversion.load_base(recipe.model)
-    return CausalQwen2Processor(choose_num_token(base.tokenizer, base.model.config.vocab_size).tokenizer)
+    return _reading_values(conversion.load_processor(recipe.model))
 
 
 def _reading_values(processor: CausalQwen2Processor) -> CausalQwen2Processor:

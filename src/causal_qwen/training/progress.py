@@ -73,5 +73,9 @@ class Progress(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         """Take it away."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the bar away, also when a run does not end: a bar hides the cursor of its terminal."""
         if self.bar is not None:
             self.bar.stop()

@@ -25,15 +25,17 @@ from causal_qwen.calibration import (
     wake_numbers,
 )
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.conversion import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory, write_file
 from causal_qwen.data import Collator, Encoded, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
 from causal_qwen.data.reading import RECIPE_FILE
 from causal_qwen.data.settings import read_settings
+from causal_qwen.directories import check_output_directory, check_space
 from causal_qwen.evaluation import evaluate
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.card import model_card
-from causal_qwen.training.checkpoints import clear_debris, flush_to_disk, last_checkpoint
+from causal_qwen.training.checkpoints import enter_workspace, flush_to_disk, last_checkpoint, leave_workspace
 from causal_qwen.training.curves import draw_curves
 from causal_qwen.training.diagnostics import Diagnostics
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
@@ -110,14 +112,36 @@ def train(
         return _finished(recipe, output, workspace)
     if resume:
         _check_same_recipe(recipe, workspace)
+    check_output_directory(output, overwrite=overwrite)
     if rows is None:
         check_files(recipe)
     set_seed(recipe.seed)
     arguments = _arguments(recipe, workspace)
     is_main = arguments.process_index == 0
     if is_main:
-        _enter_workspace(output, workspace, resume=resume, overwrite=overwrite)
+        check_space(output, _bytes_to_write(recipe))
+        enter_workspace(workspace, resume=resume, overwrite=overwrite)
     PartialState().wait_for_everyone()
+    try:
+        return _run(recipe, rows, arguments, resume=resume, overwrite=overwrite, progress=progress)
+    except BaseException:
+        if is_main:
+            leave_workspace(workspace)
+        raise
+
+
+def _run(
+    recipe: TrainingRecipe,
+    rows: Source | None,
+    arguments: TrainingArguments,
+    *,
+    resume: bool,
+    overwrite: bool,
+    progress: Callable[[str], None] | None,
+) -> TrainingResult:
+    """`train` in a workspace that it has entered."""
+    output, workspace = Path(recipe.output), Path(arguments.output_dir).parent
+    is_main = arguments.process_index == 0
     model, processor = load_model(recipe)
     _check_context(model, recipe)
     parts = prepare_rows(recipe, processor, rows)
@@ -135,7 +159,12 @@ def train(
     evaluation = partial(measure, model) if parts.validation else None
     trainer = _trainer(prepared, processor, recipe, arguments, evaluation, progress)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
-    seconds = trainer.run(checkpoint)
+    try:
+        seconds = trainer.run(checkpoint)
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, Progress):
+                callback.stop()
     facts = {
         "train/steps": float(trainer.state.global_step),
         "train/seconds": seconds,
@@ -153,6 +182,8 @@ def train(
     trained, adapter = as_one_model(module, model, recipe, arguments)
     metrics: dict[str, float] = {}
     if is_main:
+        if progress is not None:
+            progress("calibrating and evaluating …")
         _calibrate(trained, recipe, parts, batches)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
@@ -188,15 +219,11 @@ def _changes(before: Mapping[str, Any], recipe: TrainingRecipe) -> list[str]:
     return [f"{name} {old[name]!r}, not {value!r}" for name, value in fields.items() if value != old[name]]
 
 
-def _enter_workspace(output: Path, workspace: Path, *, resume: bool, overwrite: bool) -> None:
-    if output.exists() and not overwrite:
-        raise FileExistsError(f"{output} exists; choose another output, or allow overwriting")
-    if workspace.exists() and not resume:
-        if not overwrite:
-            raise FileExistsError(f"{workspace} holds an interrupted run; resume it, or allow overwriting")
-        shutil.rmtree(workspace)
-    (workspace / "checkpoints").mkdir(parents=True, exist_ok=True)
-    clear_debris(workspace / "checkpoints")
+def _bytes_to_write(recipe: TrainingRecipe) -> int:
+    """About what the model and its checkpoints will take: weights, and two moments of each that learns."""
+    weights = read_checkpoint(recipe.model).bytes(recipe.dtype)
+    checkpoints = (recipe.save_total_limit or 1) + 1 if recipe.save_steps and recipe.method == "full" else 0
+    return weights * (1 + 3 * checkpoints)
 
 
 def _check_same_recipe(recipe: TrainingRecipe, workspace: Path) -> None:

@@ -18,8 +18,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from causal_qwen.configuration import CausalFields
+from causal_qwen.conversion.files import disk_errors
 from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.training.checkpoints import STAGING, publish, rotate
+from causal_qwen.training.checkpoints import BAD_BATCH, STAGING, publish, readable, rotate
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import EpochSampler
 
@@ -152,7 +153,8 @@ class CausalTrainer(Trainer):
                 self.state = state
                 self._load_from_checkpoint(state.best_model_checkpoint or str(checkpoint))
                 return 0.0
-        outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with readable(checkpoint):
+            outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return float(outcome.metrics["train_runtime"])
 
     def start_record(self, step: int) -> None:
@@ -227,7 +229,7 @@ class CausalTrainer(Trainer):
         value = value.detach()
         if not torch.isfinite(value).all():
             step, rank = self.state.global_step, self.args.process_index
-            path = Path(self.args.output_dir) / f"bad-batch-step{step}-process{rank}.pt"
+            path = Path(self.args.output_dir) / f"{BAD_BATCH}-step{step}-process{rank}.pt"
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(self._last_batch, path)
             raise TrainingDiverged(
@@ -273,7 +275,8 @@ class CausalTrainer(Trainer):
         previous = self.state.best_model_checkpoint
         self._staging = root / STAGING
         try:
-            super()._save_checkpoint(model, trial)
+            with disk_errors(target):
+                super()._save_checkpoint(model, trial)
         finally:
             self._staging = None
         is_best = self.state.best_global_step == self.state.global_step

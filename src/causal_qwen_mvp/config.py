@@ -1,4 +1,4 @@
-"""The configuration under its known name, with sizes that follow from ``hidden_size``."""
+"""The configuration under its known name: sizes follow from ``hidden_size``, and noise is untruncated."""
 
 from huggingface_hub.dataclasses import strict
 
@@ -12,7 +12,8 @@ LAYERS = 4
 
 @strict
 class CausalQwen2Config(configuration_causal_qwen2.CausalQwen2Config):
-    """`causal_qwen.CausalQwen2Config`, in which sizes that are not given follow from ``hidden_size``.
+    """`causal_qwen.CausalQwen2Config`, in which sizes that are not given follow from ``hidden_size``, and
+    noise is untruncated unless ``density_floor`` says otherwise.
 
     Qwen2's own defaults are those of a 7B model, whatever ``hidden_size`` is. Here
     ``CausalQwen2Config(vocab_size=32000, hidden_size=512)`` is a model of 50M parameters, ready in a second:
@@ -23,12 +24,14 @@ class CausalQwen2Config(configuration_causal_qwen2.CausalQwen2Config):
         num_hidden_layers: Number of layers.
         num_attention_heads: None makes heads of 64, or of hidden_size where that is not a multiple.
         num_key_value_heads: None is num_attention_heads.
+        density_floor: 0 draws every tail of the Cauchy law; the modern default, 0.01, never the rarest.
     """
 
     intermediate_size: int | None = None
     num_hidden_layers: int = LAYERS
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
+    density_floor: float | int = 0.0
 
     def __post_init__(self, **kwargs):
         """Derive the sizes; a Qwen2 configuration given as ``**config.to_dict()`` keeps our model type."""

@@ -1,0 +1,47 @@
+"""Commands in processes of their own, forked from a server that has imported everything already."""
+
+import multiprocessing
+import os
+import sys
+import time
+
+from causal_qwen.cli import main
+
+SLOW = 30.0
+
+
+def run(arguments, directory, stderr, environment, slow):
+    """What a child does: the command, with standard error in a file or on a terminal."""
+    os.environ.update(environment)
+    os.chdir(directory)
+    descriptor = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    sys.argv = ["causal-qwen", *arguments]
+    if slow:  # so that a signal can come in the middle of writing
+        from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+
+        def save(self, directory, **options):
+            time.sleep(SLOW)
+
+        CausalQwen2Processor.save_pretrained = save
+    main()
+
+
+def start(arguments, *, directory, stderr, slow=False, **environment):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["command_processes", "causal_qwen.training", "sklearn"])
+    child = context.Process(
+        target=run, args=([*map(str, arguments)], str(directory), str(stderr), environment, slow)
+    )
+    child.start()
+    return child
+
+
+def wait_for(condition, child, seconds=60.0):
+    """Until ``condition()`` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert child.is_alive(), f"the command ended with {child.exitcode}"
+        assert time.monotonic() < end
+        time.sleep(0.01)
