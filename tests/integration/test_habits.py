@@ -149,7 +149,7 @@ def test_numbers_follow_embeddings():
         GREEDY | {"logits_processor": [lambda ids, scores: scores + torch.arange(scores.shape[-1]) * 1e-3]},
         {"generation_config": GenerationConfig(**GREEDY, pad_token_id=0)},
     ],
-    ids=str,
+    ids=lambda options: next((name for name in options if name not in GREEDY), "greedy"),
 )
 def test_everyday_options(base, model, ids, mode, options):
     assert agree(base, model, mode, ids, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
@@ -26,7 +25,7 @@ from causal_qwen.calibration import (
 )
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import read_checkpoint
-from causal_qwen.conversion.files import atomic_directory, write_file
+from causal_qwen.conversion.files import atomic_directory
 from causal_qwen.data import Collator, Encoded, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
 from causal_qwen.data.reading import RECIPE_FILE
@@ -43,6 +42,7 @@ from causal_qwen.training.preparation import Rows, check_files, load_model, prep
 from causal_qwen.training.progress import Progress
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.records import METRICS_FILE, LocalRecords, as_lines, defined, read_records
+from causal_qwen.training.resumption import changes_of, check_same_data, check_same_recipe
 from causal_qwen.training.trackers import Trackers
 from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
@@ -50,10 +50,7 @@ __all__ = ["TrainingResult", "train"]
 
 logger = logging.getLogger(__name__)
 
-# What may differ when a run is resumed: it changes what is told or kept, not what is computed.
-FREE_FIELDS = {"report_to", "run_name", "save_total_limit", "diagnostics"}
 EVALUATION_FILE = "evaluation.json"
-RUN_FILE = "run.json"
 Batches = Callable[[Sequence[Encoded]], Iterable[Mapping[str, Any]]]
 LOSS_FIELDS = (
     "loss_impl",
@@ -111,7 +108,7 @@ def train(
     if resume and not overwrite and (output / EVALUATION_FILE).is_file():
         return _finished(recipe, output, workspace)
     if resume:
-        _check_same_recipe(recipe, workspace)
+        check_same_recipe(recipe, workspace)
     check_output_directory(output, overwrite=overwrite)
     if rows is None:
         check_files(recipe)
@@ -146,7 +143,7 @@ def _run(
     _check_context(model, recipe)
     parts = prepare_rows(recipe, processor, rows)
     if is_main:
-        _check_same_data(recipe, parts, workspace)
+        check_same_data(recipe, parts, workspace)
         if progress is not None:
             progress(str(parts))
     collator = Collator.of(processor)
@@ -198,7 +195,7 @@ def _finished(recipe: TrainingRecipe, output: Path, workspace: Path) -> Training
         ValueError: If the recipe is another one now: a finished run is not trained further.
     """
     if (output / RECIPE_FILE).is_file():
-        changes = _changes(read_settings(output / RECIPE_FILE), recipe)
+        changes = changes_of(read_settings(output / RECIPE_FILE), recipe)
         if changes:
             raise ValueError(
                 f"{output} is finished, with {', '.join(changes)}; to train it further begin a new run from "
@@ -210,51 +207,11 @@ def _finished(recipe: TrainingRecipe, output: Path, workspace: Path) -> Training
     return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]), was_finished=True)
 
 
-def _changes(before: Mapping[str, Any], recipe: TrainingRecipe) -> list[str]:
-    """What a run was begun with that the recipe says otherwise now."""
-    defaults = dataclasses.asdict(TrainingRecipe(output=recipe.output))
-    fixed = dataclasses.asdict(recipe).keys() - FREE_FIELDS - {"output"}  # it was found there
-    fields = {name: value for name, value in dataclasses.asdict(recipe).items() if name in fixed}
-    old = {name: before[name] if name in before else defaults[name] for name in fields}
-    return [f"{name} {old[name]!r}, not {value!r}" for name, value in fields.items() if value != old[name]]
-
-
 def _bytes_to_write(recipe: TrainingRecipe) -> int:
     """About what the model and its checkpoints will take: weights, and two moments of each that learns."""
     weights = read_checkpoint(recipe.model).bytes(recipe.dtype)
     checkpoints = (recipe.save_total_limit or 1) + 1 if recipe.save_steps and recipe.method == "full" else 0
     return weights * (1 + 3 * checkpoints)
-
-
-def _check_same_recipe(recipe: TrainingRecipe, workspace: Path) -> None:
-    """Refuse to resume with another recipe: the result would be neither run's."""
-    before = _begun(workspace)
-    changes = [] if before is None else _changes(before["recipe"], recipe)
-    if changes:
-        raise ValueError(
-            f"{workspace} was begun with {', '.join(changes)}; resume it with that, or begin anew "
-            "(--overwrite)"
-        )
-
-
-def _check_same_data(recipe: TrainingRecipe, parts: Rows, workspace: Path) -> None:
-    """Refuse to resume with other data, and write down those of a new run."""
-    before = _begun(workspace)
-    if before is not None and before["data"] != parts.digest:
-        raise ValueError(f"{workspace} was begun with other data; resume it with those, or begin anew")
-    write_file(workspace / RUN_FILE, json.dumps({"recipe": dataclasses.asdict(recipe), "data": parts.digest}))
-
-
-def _begun(workspace: Path) -> dict[str, Any] | None:
-    """What an interrupted run has written down when it began."""
-    file = workspace / RUN_FILE
-    if not file.is_file():
-        return None
-    try:
-        before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
-        raise ValueError(f"{file} is damaged; begin anew (--overwrite)") from None
-    return before
 
 
 def _check_context(model: CausalLM, recipe: TrainingRecipe) -> None:
