@@ -112,7 +112,7 @@ def read_json_object(file: Path, source: str) -> dict[str, Any]:
         raise ConversionError(
             f"{source}: {file.name} is damaged, not UTF-8 ({error}); fetch it again"
         ) from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of syntax, of numbers of thousands of digits, of depth
         raise ConversionError(
             f"{source}: {file.name} is damaged, not JSON ({error}); fetch it again"
         ) from error
