@@ -1,9 +1,9 @@
 """What do conversion and parity cost at half a billion parameters?
 
-Random weights in the shape of Qwen2.5-0.5B with Qwen's vocabulary: as a directory in bfloat16 and in float32,
-tied, and as a GGUF file in eight bits, untied. `causal-qwen convert` and `causal-qwen parity` run in processes
-of their own; memory is the most that a process ever held, Python and its libraries included, and is compared
-with the weights in float32.
+Random weights in the shape of Qwen2.5-0.5B with Qwen's vocabulary: as a directory in bfloat16 and in
+float32, tied, and as a GGUF file in eight bits, untied. `causal-qwen convert` and `causal-qwen parity` run in
+processes of their own; memory is the most that a process ever held, Python and its libraries included, and is
+compared with the weights in float32.
 
     python benchmarks/conversion_cost.py                  # ten minutes, and 12 GB of disk for a while
     python benchmarks/conversion_cost.py --quick --json   # a small model
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import os
@@ -137,6 +138,7 @@ def write_base(
     return path, size
 
 
+@functools.cache
 def vocabulary(rows: int) -> Any:
     """Qwen's tokenizer, or as much of it as there are rows for."""
     from transformers import PreTrainedTokenizerFast
@@ -149,8 +151,7 @@ def vocabulary(rows: int) -> Any:
     model["vocab"] = {token: index for token, index in model["vocab"].items() if index < rows - 8}
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     model["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= model["vocab"].keys()]
-    # Which transformers gives every Qwen2, whatever its vocabulary.
-    state["added_tokens"] = [state["added_tokens"][0] | {"id": rows - 8}]
+    state["added_tokens"] = []
     return PreTrainedTokenizerFast(tokenizer_object=type(whole.backend_tokenizer).from_str(json.dumps(state)))
 
 

@@ -37,7 +37,9 @@ def vocabulary(tokenizer):
     return tokens, {entry["id"] for entry in state["added_tokens"]}, merges
 
 
-def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, spare_type=UNUSED, control=True):
+def write_gguf(
+    model, tokenizer, path, *, kind="F32", placeholders=True, spare_type=UNUSED, control=True, extra=None
+):
     """Write ``model`` with its vocabulary.
 
     Args:
@@ -48,6 +50,7 @@ def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, spare_t
         placeholders: Whether rows without a token are named [PAD<row>], as llama.cpp's converter names them.
         spare_type: What a placeholder is marked as.
         control: Whether added tokens are marked as such.
+        extra: Tensors beside the model's, by llama.cpp's names.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -89,6 +92,8 @@ def write_gguf(model, tokenizer, path, *, kind="F32", placeholders=True, spare_t
             if (name := f"{ours}.{part}") in tensors:
                 tensor = _as_llama_cpp(tensors[name], theirs, config)
                 _add(writer, f"{theirs}.{part}", tensor, TYPES[kind])
+    for name, tensor in (extra or {}).items():
+        _add(writer, name, tensor, TYPES[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -3,12 +3,13 @@
 from causal_qwen.conversion.checkpoints import Checkpoint, read_checkpoint, read_config
 from causal_qwen.conversion.loading import check_device, load_model, load_processor
 from causal_qwen.conversion.parity import Parity, Reference, compare, measure_parity, remember
-from causal_qwen.conversion.sources import EMBEDDED, Base, ConversionError, load_base
+from causal_qwen.conversion.sources import EMBEDDED, Base, BaseFiles, ConversionError, load_base, open_base
 from causal_qwen.conversion.transfer import Conversion, bundled_text, convert
 
 __all__ = [
     "EMBEDDED",
     "Base",
+    "BaseFiles",
     "Checkpoint",
     "Conversion",
     "ConversionError",
@@ -22,6 +23,7 @@ __all__ = [
     "load_model",
     "load_processor",
     "measure_parity",
+    "open_base",
     "read_checkpoint",
     "read_config",
     "remember",

@@ -6,6 +6,7 @@ model is kept, nor whether the file is whole (`checkpoints`).
 
 from __future__ import annotations
 
+import json
 import mmap
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -19,7 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from causal_qwen.conversion.checkpoints import ARCHITECTURES, Checkpoint, guarded
-from causal_qwen.conversion.headers import ConversionError
+from causal_qwen.conversion.headers import ConversionError, read_gguf_header
+from causal_qwen.conversion.vocabulary import settings_of
 from causal_qwen.conversion.weights import DTYPES, PART_ELEMENTS, TensorParts
 
 __all__ = ["gguf_config", "gguf_tokenizer", "gguf_weights"]
@@ -53,13 +55,27 @@ def gguf_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     Not through AutoTokenizer, which reads the file several times: half a minute for Qwen's vocabulary.
     """
     path = checkpoint.path
-    return cast(
-        PreTrainedTokenizerBase,
-        guarded(
-            checkpoint.source,
-            lambda: PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name),
-        ),
+    tokenizer: Any = guarded(
+        checkpoint.source,
+        lambda: PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name),
     )
+    count = read_gguf_header(path, checkpoint.source).metadata["tokenizer.ggml.tokens"]
+    if len(tokenizer) > count:
+        tokenizer = _without_strangers(tokenizer, count)
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _without_strangers(tokenizer: PreTrainedTokenizerBase, count: int) -> PreTrainedTokenizerBase:
+    """Without the tokens beyond the file's own: transformers gives <|endoftext|> to a vocabulary that lacks
+    it, and there is no row for it.
+    """
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < count]
+    backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state, ensure_ascii=False))
+    settings = settings_of(tokenizer) | {"padding_side": tokenizer.padding_side}
+    own = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    own.chat_template = tokenizer.chat_template
+    return own
 
 
 def gguf_weights(checkpoint: Checkpoint, config: PreTrainedConfig) -> dict[str, TensorParts]:

@@ -15,7 +15,7 @@ from transformers.tokenization_utils_base import AddedToken
 from causal_qwen.conversion.headers import ConversionError
 from causal_qwen.processing_causal_qwen2 import NUM_TOKEN
 
-__all__ = ["NumToken", "choose_num_token", "with_num_row"]
+__all__ = ["NumToken", "choose_num_token", "settings_of", "with_num_row"]
 
 # Rows of no token, as llama.cpp names them: [PAD151665], [PAD151666], ...
 UNUSED_ROW = re.compile(r"\[PAD\d+\]")
@@ -127,12 +127,12 @@ def _with_num_token(
     others = [token for token in state["added_tokens"] if token["content"] != replaced]
     state["added_tokens"] = sorted([*others, entry], key=lambda token: token["id"])
     backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(state, ensure_ascii=False))
-    copy = PreTrainedTokenizerFast(tokenizer_object=backend, **_settings(tokenizer))
+    copy = PreTrainedTokenizerFast(tokenizer_object=backend, **settings_of(tokenizer))
     copy.chat_template = tokenizer.chat_template
     return copy
 
 
-def _settings(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def settings_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What a tokenizer is beside its backend: special tokens, sides and lengths."""
     special = {
         name: token

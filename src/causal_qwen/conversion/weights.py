@@ -22,7 +22,7 @@ __all__ = ["TensorParts", "parts_of", "read_weights", "weights_dtype", "write_we
 # What safetensors calls the dtypes of weights.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PART_ELEMENTS = 2**23  # elements that are written at a time
+PART_ELEMENTS = 2**23  # elements that are read or written at a time
 
 
 class TensorParts(NamedTuple):
@@ -47,22 +47,21 @@ class TensorParts(NamedTuple):
 def parts_of(tensor: Tensor) -> TensorParts:
     """A tensor that exists, in parts of a few rows."""
     rows = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
-    count = max(1, PART_ELEMENTS * len(rows) // max(rows.numel(), 1))
-    return TensorParts(tensor.dtype, tuple(tensor.shape), lambda: rows.split(count))
+    return TensorParts(tensor.dtype, tuple(tensor.shape), lambda: rows.split(_part_rows(rows)))
 
 
 def weights_dtype(files: Sequence[Path]) -> torch.dtype | None:
-    """The dtype of the first tensor of floats, as the headers say."""
+    """The dtype of the first tensor by name, as the headers say."""
     entries = _entries(files)
-    return next((entries[name].dtype for name in sorted(entries) if entries[name].dtype), None)
+    return entries[min(entries)].dtype if entries else None
 
 
 def read_weights(files: Sequence[Path], *, dtype: torch.dtype, watch: Watch) -> dict[str, Tensor]:
-    """Every tensor of these files, each in memory of its own, floats in ``dtype``.
+    """Every tensor of these files in ``dtype``, each in memory of its own.
 
     Args:
-        files: In safetensors.
-        dtype: Of floats; other tensors stay as they are.
+        files: Floats in safetensors.
+        dtype: Of all tensors.
         watch: Told the elements.
 
     Raises:
@@ -71,16 +70,17 @@ def read_weights(files: Sequence[Path], *, dtype: torch.dtype, watch: Watch) -> 
     """
     entries = _entries(files)
     tensors: dict[str, Tensor] = {}
-    with watch("reading", sum(entry.elements for entry in entries.values())) as advance:
-        # The largest first: while a tensor is copied it is there twice.
-        for name in sorted(entries, key=lambda name: (-entries[name].elements, name)):
-            # Opened for each tensor, so that the pages of its file are given back with it.
-            with safe_open(entries[name].file, framework="pt") as opened:
-                stored = opened.get_tensor(name)
-                wanted = dtype if stored.is_floating_point() else stored.dtype
-                tensors[name] = _empty(stored.shape, wanted).copy_(stored)
-                del stored
-            advance(entries[name].elements)
+    with watch("reading", sum(torch.Size(entry.shape).numel() for entry in entries.values())) as advance:
+        for name, entry in entries.items():
+            tensors[name] = _empty(entry.shape, dtype)
+            start = 0
+            for part in parts_of(tensors[name]).parts():
+                # Opened for each part, so that the pages of the file are given back with it.
+                with safe_open(entry.file, framework="pt") as opened:
+                    stored = opened.get_slice(name)
+                    part.copy_(stored[start : start + len(part)] if entry.shape else stored[...])
+                start += len(part)
+                advance(part.numel())
     return tensors
 
 
@@ -119,22 +119,23 @@ def write_weights(file: Path, tensors: Mapping[str, TensorParts], *, watch: Watc
                 raise ValueError(f"{name}: {written} bytes came, {tensors[name].nbytes} were announced")
 
 
+def _part_rows(rows: Tensor) -> int:
+    return max(1, PART_ELEMENTS * len(rows) // max(rows.numel(), 1))
+
+
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor whose memory goes back to the system with it; what malloc gives it may keep for itself."""
     size = torch.Size(shape).numel() * dtype.itemsize
-    return (
-        torch.frombuffer(mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY), dtype=torch.uint8)[:size]
-        .view(dtype)
-        .view(shape)
-    )
+    memory = mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(dtype).view(shape)
 
 
 class _Entry(NamedTuple):
     """Where a tensor is, and what its header says."""
 
     file: Path
-    elements: int
-    dtype: torch.dtype | None  # None: no floats
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def _entries(files: Sequence[Path]) -> dict[str, _Entry]:
@@ -143,6 +144,5 @@ def _entries(files: Sequence[Path]) -> dict[str, _Entry]:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 header = tensors.get_slice(name)
-                elements = torch.Size(header.get_shape()).numel()
-                entries[name] = _Entry(file, elements, DTYPES.get(header.get_dtype()))
+                entries[name] = _Entry(file, tuple(header.get_shape()), DTYPES[header.get_dtype()])
     return entries
