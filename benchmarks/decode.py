@@ -168,10 +168,10 @@ def llama_cpp_rate(prompt: str, tokens: int) -> dict[str, float]:
     """
     import xllamacpp
 
-    from causal_qwen.conversion.sources import _embedded_file
+    from causal_qwen.conversion.checkpoints import EMBEDDED, locate
 
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(_embedded_file())
+    parameters.model.path = str(locate(EMBEDDED))
     parameters.n_ctx, parameters.n_parallel = 2048, 1
     parameters.cpuparams.n_threads = torch.get_num_threads()
     parameters.verbosity = -1
