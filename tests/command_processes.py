@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 
@@ -12,6 +13,8 @@ SLOW = 30.0
 
 def run(arguments, directory, stderr, environment, slow):
     """What a child does: the command, with standard error in a file or on a terminal."""
+    # Where the tests run in the background of a shell, it would be ignored, as the shell has said.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     os.chdir(directory)
     descriptor = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)

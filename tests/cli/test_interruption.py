@@ -23,6 +23,8 @@ def model(base_directory, tmp_path_factory):
 def end(child, number):
     os.kill(child.pid, number)
     child.join(timeout=30)
+    if child.is_alive():
+        child.kill()
     assert child.exitcode == CODES[number]
 
 

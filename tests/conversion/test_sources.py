@@ -93,7 +93,7 @@ def test_llama_biases_that_qwen2_lacks_are_refused(tmp_path):
     [
         ("missing.gguf", "no such file"),
         ("./nowhere", "no such directory, and not a hub id"),
-        ("owner/absent", "owner/absent: cannot be loaded"),
+        ("owner/absent", "owner/absent: no such directory, and not on the hub"),
     ],
 )
 def test_missing_sources_are_named(source, message):

@@ -371,7 +371,7 @@ def test_kv_memory_is_the_formula(tmp_path):
     table = CliRunner().invoke(app, ["kv-memory", "llama_7b", "--length", "4096"], catch_exceptions=False)
     assert "2.00 GiB" in table.stdout
     assert "512.0 MiB" in table.stdout
-    with pytest.raises(ValueError, match="neither a directory"):
+    with pytest.raises(ValueError, match="no such directory, and not on the hub"):
         CliRunner().invoke(app, ["kv-memory", "nowhere"], catch_exceptions=False)
 
 

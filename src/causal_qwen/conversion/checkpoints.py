@@ -212,7 +212,11 @@ def locate(source: str, *, weights: bool = True) -> Path:
     if not HUB_ID.fullmatch(source):
         raise ConversionError(f"{source}: no such directory, and not a hub id (owner/name)")
     patterns = [*JSON_FILES, "*.safetensors"] if weights else JSON_FILES
-    return Path(guarded(source, lambda: snapshot_download(source, allow_patterns=patterns)))
+    try:
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except (OSError, ValueError) as error:  # not found, not allowed, not reached
+        reason = " ".join(str(error).split())[:MOST_WORDS]
+        raise ConversionError(f"{source}: no such directory, and not on the hub: {reason}") from error
 
 
 def _embedded_file() -> Path:
