@@ -7,7 +7,7 @@ JOBS ?= 2
 BENCHMARKS := $(filter-out benchmarks/measure.py benchmarks/render.py,$(wildcard benchmarks/*.py))
 PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 
-.PHONY: setup demo test check bench results clean docs
+.PHONY: setup demo test check bench fuzz results clean docs
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ check: setup
 
 bench: setup
 	for script in $(BENCHMARKS); do $(PYTHON) $$script --quick || exit 1; done
+
+# Ten minutes on two cores; ARGS="--save" publishes the counts, ARGS="--targets rows --seed 7" looks closer.
+fuzz: setup
+	$(PYTHON) benchmarks/fuzz.py $(ARGS)
 
 # Writes the figures of benchmarks/results into the pages. Measures nothing: a benchmark saves its file with --save.
 results: setup

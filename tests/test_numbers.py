@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from causal_qwen import numbers
 from causal_qwen.numbers import MAX_DIGITS, UNITS, Number, format_number, scan, write
 from number_cases import CASES
+
+_scan = numbers._scan
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES, ids=[ascii(text) for text, _ in CASES])
@@ -279,3 +282,19 @@ def test_a_megabyte_without_numbers_is_linear_work(unit, ending):
 def test_a_list_of_many_numbers_is_linear_work(unit, count):
     repeats = 100_000 // len(unit)
     assert len(scan(unit * repeats + "11")) in {count * repeats, count * repeats + 1}
+
+
+@pytest.mark.parametrize("unit", ["1-1,111,", "A-1,200,", "1/1,111,111-", "a-1,111,1,", "3D-1,111,"])
+@pytest.mark.parametrize("repeats", [100, 1000])
+def test_no_character_is_scanned_more_than_twice(unit, repeats, monkeypatch):
+    """A code ends at a comma, behind which the rest of it is scanned again: once, not once per comma."""
+    scanned = []
+
+    def counted(text, begin, stop):
+        scanned.append(stop - begin)
+        return _scan(text, begin, stop)
+
+    monkeypatch.setattr(numbers, "_scan", counted)
+    text = unit * repeats
+    scan(text)
+    assert sum(scanned) <= 2 * len(text)

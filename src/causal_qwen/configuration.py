@@ -117,11 +117,11 @@ class CausalFields(SavedWithModule):
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+                raise ValueError(f"{name} is {value!r:.80}; choose one of {', '.join(map(repr, choices))}")
         for name, (smallest, largest) in RANGES.items():
             value = getattr(self, name)
             if not smallest <= value <= largest:
-                raise ValueError(f"{name} is {value!r}; it must lie between {smallest:g} and {largest:g}")
+                raise ValueError(f"{name} is {value!r:.80}; it must lie between {smallest:g} and {largest:g}")
         scores = self.conformal_scores
         if scores is not None and not _are_scores(scores):
             raise ValueError(

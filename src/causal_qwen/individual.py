@@ -26,6 +26,7 @@ __all__ = ["Individual", "Individuals", "one_per_row"]
 
 SHARED, OWN = 0, 1  # the two streams of a seed: one vector for the whole text, one per position
 SEEDS = 2**64
+POSITIONS = 2**48  # far beyond any text, and well inside a counter
 AHEAD = 16  # positions whose draws are made at one time
 
 
@@ -49,12 +50,16 @@ class Individual:
     path: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < SEEDS:
-            raise ValueError(f"seed is {self.seed!r}; an individual's seed is an integer from 0 to 2**64 - 1")
-        if self.persistence is not None and not 0.0 <= self.persistence <= 1.0:
-            raise ValueError(f"persistence is {self.persistence!r}; it must lie between 0 and 1")
-        if self.start < 0:
-            raise ValueError(f"start is {self.start!r}; positions count from 0")
+        if not _is_integer(self.seed) or not 0 <= self.seed < SEEDS:
+            raise ValueError(
+                f"seed is {self.seed!r:.80}; an individual's seed is an integer from 0 to 2**64 - 1"
+            )
+        if self.persistence is not None and not (
+            isinstance(self.persistence, int | float) and 0.0 <= self.persistence <= 1.0
+        ):
+            raise ValueError(f"persistence is {self.persistence!r:.80}; it must lie between 0 and 1")
+        if not _is_integer(self.start) or not 0 <= self.start < POSITIONS:
+            raise ValueError(f"start is {self.start!r:.80}; positions are integers from 0 to 2**48 - 1")
         if self.path is not None and (self.path.ndim != 2 or self.path.dtype != torch.float32):
             raise ValueError(
                 f"path is {self.path.dtype} of shape {tuple(self.path.shape)}; give float32, (n, D + 1)"
@@ -102,13 +107,12 @@ class Individual:
         """
         try:
             fields = json.loads(text)
-            path = None
-            if "path" in fields:
-                data = np.frombuffer(base64.b64decode(fields["path"]), dtype="<f4").astype(np.float32)
-                path = torch.from_numpy(data.reshape(fields["path_shape"]))
-            return cls(fields["seed"], fields["persistence"], fields["start"], path)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"not an individual: {error!r}; write one with Individual.save") from error
+            path = _path(fields["path"], fields["path_shape"]) if "path" in fields else None
+            who = fields["seed"], fields["persistence"], fields["start"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error!s:.80}"
+            raise ValueError(f"not an individual ({reason}); write one with Individual.save") from error
+        return cls(*who, path)
 
     def save(self, file: str | Path) -> None:
         """Write `to_json` to a file, whole or not at all."""
@@ -122,8 +126,32 @@ class Individual:
 
     @classmethod
     def load(cls, file: str | Path) -> Individual:
-        """Read what `save` wrote."""
-        return cls.from_json(Path(file).read_text(encoding="utf-8"))
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: If the file holds no individual; it is named.
+        """
+        try:
+            return cls.from_json(Path(file).read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"{file}: not an individual, nor a text; write one with Individual.save"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+
+def _path(data: str, shape: list[int]) -> Tensor:
+    """The noise (n, D + 1) that `to_json` wrote."""
+    values = np.frombuffer(base64.b64decode(data, validate=True), dtype="<f4").astype(np.float32)
+    path = torch.from_numpy(values.reshape(shape))
+    if not path.isfinite().all():
+        raise ValueError("path is not finite")
+    return path
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 Individuals = Individual | int | Sequence[Individual | int]
@@ -137,11 +165,11 @@ def one_per_row(who: Individuals | None, rows: int) -> list[Individual]:
         rows: How many.
 
     Raises:
-        ValueError: If there are several, but not one per row.
+        ValueError: If there are several, but not one per row, or one is neither an individual nor a seed.
     """
     if who is None:
         return [Individual.random() for _ in range(rows)]
-    people = [who] * rows if isinstance(who, Individual | int) else list(who)
+    people = list(who) if isinstance(who, Sequence) else [who] * rows
     if len(people) != rows:
         raise ValueError(f"{len(people)} individuals for {rows} rows; give one for all, or one per row")
     of_seed = {seed: Individual(seed) for seed in people if not isinstance(seed, Individual)}

@@ -273,13 +273,13 @@ def format_number(value: float, spread: float | None = None) -> str:
             text is within half a spread of it. None and 0 round nothing.
 
     Raises:
-        ValueError: The value is NaN or infinite, or the spread is negative, NaN or infinite.
+        ValueError: The value is NaN, infinite or beyond float64, or the spread is negative, NaN or infinite.
     """
-    value = float(value)
+    value = _float(value)
     if not math.isfinite(value):
         raise ValueError(f"cannot write {value!r} as a number: it is not finite; clip it or drop it")
     if spread is not None:
-        value = _round(value, float(spread))
+        value = _round(value, _float(spread))
     if value == 0.0:
         return repr(value).removesuffix(".0")
     value = max(-_LARGEST, min(value, _LARGEST))
@@ -289,6 +289,13 @@ def format_number(value: float, spread: float | None = None) -> str:
         mantissa, _, power = f"{abs(value):.{MAX_DIGITS - 1}e}".partition("e")
         digits, exponent = mantissa.replace(".", "").rstrip("0"), int(power)
     return ("-" if value < 0 else "") + _place(digits, exponent)
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond float64
+        return math.inf if value > 0 else -math.inf
 
 
 def spread_of(lower: float, upper: float) -> float | None:

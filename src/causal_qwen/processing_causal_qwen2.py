@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.processing_utils import ProcessorMixin
 
@@ -17,6 +18,7 @@ from causal_qwen.auto_module import SavedWithModule, auto_map
 from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
 from causal_qwen.numbered_ids import NumberedIds
 from causal_qwen.numbers import Number, scan, spread_of, write
+from causal_qwen.processor_input import check_ids, check_spans, check_text
 from causal_qwen.tokenizer_face import TokenizerFace
 
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
@@ -27,6 +29,10 @@ SPELLED_WITH = "0123456789-.e, "
 # Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal
 # use.
 PRIVATE_TOKEN = "\ufdd0"
+# What a program in a model's directory may do wrong.
+TEMPLATE_ERRORS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
 # What `__call__` takes beside the text, when a chat is encoded.
@@ -99,7 +105,7 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
         elif spans is None:
             spans = [scan(one) for one in texts]
         else:
-            _check_spans(texts, spans)
+            check_spans(texts, spans)
         encoded = tokenizer(
             [_render(*pair, token) for pair in zip(texts, spans, strict=True)],
             padding=padding,
@@ -147,6 +153,9 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             return_tensors: "pt" or "np"; lists by default.
             **kwargs: What `__call__` takes goes there; the rest is the tokenizer's (add_generation_prompt,
                 continue_final_message, tools, documents) and the template's.
+
+        Raises:
+            ValueError: If the template is broken or refuses the messages, or there is none.
         """
         if kwargs.pop("return_assistant_tokens_mask", False):
             raise ValueError(
@@ -154,7 +163,11 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             )
         options = {name: kwargs.pop(name) for name in ENCODING_OPTIONS if name in kwargs}
         kwargs.setdefault("chat_template", self.chat_template)
-        text = self.tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs)
+        try:
+            text = self.tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs)
+        except TEMPLATE_ERRORS as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ValueError(f"the chat template refuses these messages: {reason:.300}") from error
         if not (return_tensors is not None or return_dict if tokenize is None else tokenize):
             return text
         encoded = self(text, add_special_tokens=False, return_tensors=return_tensors, **options)
@@ -182,7 +195,8 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             clean_up_tokenization_spaces: As for a tokenizer.
 
         Raises:
-            ValueError: If a <NUM> has no value, or a value is NaN or infinite; the position is named.
+            ValueError: If a <NUM> has no value, a value is NaN or infinite, or an id is no token; the
+                position is named.
         """
         if numeric_values is None and isinstance(token_ids, NumberedIds):
             numeric_values = token_ids.numeric_values
@@ -195,6 +209,7 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             ends = {"numeric_lower": numeric_lower, "numeric_upper": numeric_upper}
             return self.batch_decode(token_ids, numeric_values, **ends, **options)
         ids = ids.reshape(-1)
+        check_ids(ids)
         positions = np.flatnonzero(ids == self.num_token_id)
         if len(positions) == 0:
             return self.tokenizer.decode(ids.tolist(), **options)
@@ -279,6 +294,8 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
 
     def _reader(self, texts: list[str]) -> tuple[PreTrainedTokenizerBase, str]:
         """The tokenizer for these texts, and how <NUM> is spelled for it."""
+        for text in texts:
+            check_text(text)
         if not any(NUM_TOKEN in text for text in texts):
             return self.tokenizer, NUM_TOKEN
         if any(PRIVATE_TOKEN in text for text in texts):
@@ -321,24 +338,6 @@ def _checked(numbers: str) -> str:
     if numbers not in ("value", "text"):
         raise ValueError(f"numbers is {numbers!r}; choose 'value' or 'text'")
     return numbers
-
-
-def _check_spans(texts: list[str], spans: Sequence[Sequence[Number]]) -> None:
-    if len(spans) != len(texts):
-        raise ValueError(f"spans of {len(spans)} texts for {len(texts)} texts; they are aligned")
-    for index, (text, numbers) in enumerate(zip(texts, spans, strict=True)):
-        end = 0
-        for number in numbers:
-            if not end <= number.start < number.end <= len(text):
-                raise ValueError(
-                    f"a number at [{number.start}, {number.end}) of text {index}; numbers are in their order"
-                )
-            if not np.isfinite(number.value):
-                raise ValueError(
-                    f"the value at [{number.start}, {number.end}) of text {index} is {number.value}; "
-                    "only finite numbers can be read"
-                )
-            end = number.end
 
 
 def _is_chat(text) -> bool:

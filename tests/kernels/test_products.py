@@ -85,9 +85,12 @@ def test_a_compiler_may_be_named_with_its_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "c++ -DNOTHING")
     commands = []
-    monkeypatch.setattr(library, "_compile", lambda command, out: commands.append(command) or out.touch())
+    monkeypatch.setattr(library, "_compile", lambda *words: commands.append(words) or words[1].touch())
     library.build(lambda line: None)
-    assert commands == [["c++", "-DNOTHING"]]
+    monkeypatch.setenv("CXXFLAGS", "-O1 -fsanitize=address")
+    library.build(lambda line: None)
+    assert [command for command, _, _ in commands] == [["c++", "-DNOTHING"]] * 2
+    assert [extra for _, _, extra in commands] == [[], ["-O1", "-fsanitize=address"]]
 
 
 def test_what_does_not_lie_side_by_side_is_multiplied_in_torch():
@@ -156,7 +159,7 @@ def test_what_is_no_number_stays_none():
 def test_native_code_is_built_once_and_a_broken_compiler_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
     lines = []
-    monkeypatch.setattr(library, "_compile", lambda compiler, output: output.write_bytes(b"built"))
+    monkeypatch.setattr(library, "_compile", lambda compiler, output, extra: output.write_bytes(b"built"))
     first, second = library.build(lines.append), library.build(lines.append)
     assert first == second
     assert first.read_bytes() == b"built"

@@ -84,6 +84,7 @@ DAMAGE = (
     AttributeError,
     ArithmeticError,
     RuntimeError,
+    AssertionError,  # torch's, of sizes
     EOFError,
     SafetensorError,
     StrictDataclassError,

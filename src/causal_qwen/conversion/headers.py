@@ -42,10 +42,18 @@ SCALARS = {
 }
 STRING, ARRAY = 8, 9
 ALIGNMENT = 32
+HEAD_SHOWN, TAIL_SHOWN = 400, 150  # characters of a long message
 
 
 class ConversionError(ValueError):
-    """A checkpoint that cannot be used; the message says what is wrong and what would be right."""
+    """A checkpoint that cannot be used; the message says what is wrong and what would be right.
+
+    Libraries quote damaged files at any length: of a long message the beginning is kept, and the remedy.
+    """
+
+    def __init__(self, message: str) -> None:
+        cut = f"{message[:HEAD_SHOWN]} … {message[-TAIL_SHOWN:]}"
+        super().__init__(message if len(message) <= len(cut) else cut)
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ def read_json_object(file: Path, source: str) -> dict[str, Any]:
         raise ConversionError(
             f"{source}: {file.name} is damaged, not UTF-8 ({error}); fetch it again"
         ) from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of syntax, of numbers of thousands of digits, of depth
         raise ConversionError(
             f"{source}: {file.name} is damaged, not JSON ({error}); fetch it again"
         ) from error

@@ -252,8 +252,8 @@ def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
             "copy it from the base"
         )
     files = [name for name in ("tokenizer.json", "tokenizer_config.json") if (directory / name).is_file()]
-    for name in files:
-        read_json_object(directory / name, source)
+    states = {name: read_json_object(directory / name, source) for name in files}
+    _check_tokenizer(source, states.get("tokenizer.json", {}))
     cls = PreTrainedTokenizerFast if "tokenizer.json" in files else AutoTokenizer
     try:
         tokenizer = cls.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -266,6 +266,21 @@ def load_tokenizer(source: str, directory: Path) -> PreTrainedTokenizerBase:
         ) from error
     _check_chat_template(source, tokenizer.chat_template)
     return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _check_tokenizer(source: str, state: dict[str, Any]) -> None:
+    """Refuse a tokenizer.json that would end the process: compiled code panics where parts are of no kind."""
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model"):
+        if not isinstance(state.get(part), dict | None):
+            raise ConversionError(
+                f"{source}: {part} of tokenizer.json is a {type(state[part]).__name__}, not an object; "
+                "fetch it again"
+            )
+    if (state.get("model") or {}).get("continuing_subword_prefix"):
+        raise ConversionError(
+            f"{source}: tokenizer.json has a continuing_subword_prefix, which byte-level vocabularies have "
+            "not; fetch it again"
+        )
 
 
 def _check_chat_template(source: str, template: str | dict[str, str] | None) -> None:

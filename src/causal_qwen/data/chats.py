@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from causal_qwen.processing_causal_qwen2 import NUM_TOKEN, CausalQwen2Processor
 
 __all__ = ["Chat"]
@@ -56,12 +54,7 @@ class Chat:
         Raises:
             ValueError: If the template refuses them.
         """
-        try:
-            text: str = self.processor.apply_chat_template(
-                self.messages[:messages], add_generation_prompt=opened
-            )
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        text: str = self.processor.apply_chat_template(self.messages[:messages], add_generation_prompt=opened)
         return text
 
     def parts(self, text: str) -> list[str]:

@@ -46,20 +46,10 @@ def encode_text(
     Raises:
         ValueError: If the text has half a character, which JSON can write and UTF-8 cannot.
     """
-    if not text.isascii():
-        _check_encodable(text)
     spans = [numbers_in(text, known)] if known else None
     encoding = processor(text, numbers=numbers, spans=spans, add_special_tokens=False)
     beginning = _beginning(processor) if begins else []
     return [*beginning, *encoding["input_ids"]], [*(0.0 for _ in beginning), *encoding["numeric_values"]]
-
-
-def _check_encodable(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"half a character (U+{ord(text[error.start]):04X}) at position {error.start}"
-        raise ValueError(f"the text has {half}; remove it, or write the whole one") from None
 
 
 def numbers_in(text: str, known: Sequence[Number]) -> list[Number]:

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MOST_WARNINGS = 3
 MOST_REASONS = 3
+LONGEST_REASON = 300  # characters: a row may be longer than anybody reads
 TABLE_KINDS = (".csv", ".tsv")
 TEXT_KINDS = (".txt", ".md", ".rst")
 DELIMITERS = ";\t|"  # of a header without a comma
@@ -58,6 +59,7 @@ class BadRows:
         Raises:
             BadRow: If rows may not be skipped.
         """
+        reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
         if self.action == "error":
             raise BadRow(f"{where}: {reason}; mend the row, or skip such rows (on_bad_row: skip)")
         self.count += 1
@@ -299,7 +301,7 @@ def _open_parquet(path: Path) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(path) as file:
             yield file
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{path}: broken Parquet ({reason})") from None
 

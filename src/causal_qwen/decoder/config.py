@@ -7,6 +7,7 @@ imports it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ __all__ = ["DecoderConfig", "RopeScaling"]
 _QWEN2, _QWEN3, _LLAMA = ("qwen2", "causal_qwen2"), ("qwen3", "causal_qwen3"), ("llama",)
 _SUPPORTED_MODEL_TYPES = (*_QWEN2, *_QWEN3, *_LLAMA)
 _QWEN3_HEAD_DIM = 128  # where a config does not say
+_LARGEST_SIZE = 2**24  # far beyond any decoder; a damaged config must not ask for more than memory has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +42,16 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
             raise ValueError(f"rope scaling kind is {self.kind!r}; 'linear' and 'llama3' are supported")
-        if self.factor < 1:
-            raise ValueError(f"rope scaling factor is {self.factor!r}; it must be at least 1")
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
+        if not (_is_positive(self.factor) and self.factor >= 1):
+            raise ValueError(f"rope scaling factor is {self.factor!r:.80}; it must be at least 1")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if not (_is_positive(low) and _is_positive(high) and low < high):
             raise ValueError(
-                f"rope low_freq_factor is {self.low_freq_factor!r}, high_freq_factor "
-                f"{self.high_freq_factor!r}; both must be positive, the low one smaller"
+                f"rope low_freq_factor is {low!r:.80}, high_freq_factor {high!r:.80}; "
+                "both must be positive, the low one smaller"
             )
-        if self.original_context < 1:
-            raise ValueError(f"rope original_context is {self.original_context!r}; it must be at least 1")
+        if not _is_size(self.original_context):
+            raise ValueError(f"rope original_context is {self.original_context!r:.80}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +112,10 @@ class DecoderConfig:
             "max_position_embeddings",
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+            if not _is_size(value):
+                raise ValueError(
+                    f"{name} is {value!r:.80}; it must be a whole number from 1 to {_LARGEST_SIZE:,}"
+                )
         if not self.num_key_value_heads:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
@@ -120,18 +125,25 @@ class DecoderConfig:
                     f"{self.num_attention_heads}: change one of them or give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        if self.num_key_value_heads < 0 or self.num_attention_heads % self.num_key_value_heads:
+        if not _is_size(self.num_key_value_heads) or self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_key_value_heads is {self.num_key_value_heads}; it must divide num_attention_heads "
-                f"({self.num_attention_heads})"
+                f"num_key_value_heads is {self.num_key_value_heads!r:.80}; it must divide "
+                f"num_attention_heads ({self.num_attention_heads})"
             )
-        if self.head_dim < 0 or self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; rotary positions turn pairs: it must be even")
+        if not _is_size(self.head_dim) or self.head_dim % 2:
+            raise ValueError(
+                f"head_dim is {self.head_dim!r:.80}; rotary positions turn pairs: it must be even"
+            )
+        if not _is_size(self.num_attention_heads * self.head_dim):
+            raise ValueError(
+                f"{self.num_attention_heads} heads of {self.head_dim} are wider than any decoder: "
+                "lower num_attention_heads or head_dim"
+            )
         if self.norm not in ("rmsnorm", "layernorm"):
             raise ValueError(f"norm is {self.norm!r}; it must be 'rmsnorm' or 'layernorm'")
         for name in ("norm_eps", "rope_theta", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be positive")
+            if not _is_positive(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r:.80}; it must be positive")
 
     @classmethod
     def tiny(cls, **overrides: Any) -> DecoderConfig:
@@ -186,17 +198,21 @@ class DecoderConfig:
         model_type = get("model_type", "")
         if model_type not in _SUPPORTED_MODEL_TYPES:
             raise ValueError(
-                f"model_type is {model_type!r}; this decoder reads {', '.join(_SUPPORTED_MODEL_TYPES)}. "
+                f"model_type is {model_type!r:.80}; this decoder reads {', '.join(_SUPPORTED_MODEL_TYPES)}. "
                 "For another model of the same architecture build DecoderConfig(...) by hand"
             )
         if get("hidden_act", "silu") != "silu":
-            raise ValueError(f"hidden_act is {get('hidden_act')!r}; the SwiGLU of this decoder uses 'silu'")
+            raise ValueError(
+                f"hidden_act is {get('hidden_act')!r:.80}; the SwiGLU of this decoder uses 'silu'"
+            )
         if get("use_sliding_window", False):
             raise ValueError("use_sliding_window is True; this decoder attends to all positions: turn it off")
-        other_layers = sorted({*get("layer_types", ())} - {"full_attention"})
+        layer_types = get("layer_types", ())
+        several = layer_types if isinstance(layer_types, list | tuple) else [layer_types]
+        other_layers = sorted(set(map(str, several)) - {"full_attention"})
         if other_layers:
             raise ValueError(
-                f"layer_types contain {', '.join(other_layers)}; this decoder attends to all positions: "
+                f"layer_types contain {', '.join(other_layers):.200}; this decoder attends to all positions: "
                 "it reads 'full_attention' only"
             )
         rope_theta, rope_scaling = _rope(get)
@@ -224,25 +240,39 @@ class DecoderConfig:
 
 def _rope(get: Any) -> tuple[float, RopeScaling | None]:
     """(theta, scaling), from the fields of transformers 5 (``rope_parameters``) or of 4."""
-    rope: dict[str, Any] = {**get("rope_scaling", {}), **get("rope_parameters", {})}
-    theta = float(rope.get("rope_theta", get("rope_theta", 10_000.0)))
+    parts = [get(name, {}) for name in ("rope_scaling", "rope_parameters")]
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise ValueError(f"rope parameters are {part!r:.80}; they must be an object with fields")
+    rope: dict[str, Any] = {**parts[0], **parts[1]}
+    theta = rope.get("rope_theta", get("rope_theta", 10_000.0))
     if rope.get("partial_rotary_factor", get("partial_rotary_factor", 1.0)) != 1.0:
         raise ValueError("partial_rotary_factor is not 1; this decoder rotates whole heads")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None
+    factor: Any = rope.get("factor")
     if kind == "linear":
-        return theta, RopeScaling(kind="linear", factor=float(rope["factor"]))
+        return theta, RopeScaling(kind="linear", factor=factor)
     if kind == "llama3":
+        low: Any = rope.get("low_freq_factor")
+        high: Any = rope.get("high_freq_factor")
+        context = rope.get("original_max_position_embeddings") or get("max_position_embeddings")
         scaling = RopeScaling(
-            kind="llama3",
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_context=rope.get("original_max_position_embeddings") or get("max_position_embeddings"),
+            kind="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high, original_context=context
         )
         return theta, scaling
     raise ValueError(
-        f"rope_type is {kind!r}; 'default', 'linear' and 'llama3' are supported. Within its original context "
-        "a checkpoint usually works with rope_type 'default'"
+        f"rope_type is {kind!r:.80}; 'default', 'linear' and 'llama3' are supported. Within its original "
+        "context a checkpoint usually works with rope_type 'default'"
     )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_SIZE
+
+
+def _is_positive(value: object) -> bool:
+    """Whether it is a number above 0 that a float can hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max  # type: ignore[operator]

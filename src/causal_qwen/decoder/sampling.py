@@ -13,6 +13,9 @@ from torch import Tensor
 
 __all__ = ["Sampling", "keep_top_k", "keep_top_p", "penalise_repetition", "tokens_so_far"]
 
+# What logits of float32 can be multiplied and divided by.
+SMALLEST, LARGEST = 1e-30, 1e30
+
 
 def penalise_repetition(logits: Tensor, past_tokens: Tensor, penalty: float) -> Tensor:
     """Make past tokens less likely (penalty > 1): positive logits divided by it, negative multiplied.
@@ -68,15 +71,22 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature is {self.temperature!r}; it must be 0 (greedy) or positive")
-        if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k!r}; it must be at least 1, or None to keep all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], or be None to keep all tokens")
-        if not 0 < self.repetition_penalty < float("inf"):
+        if self.temperature != 0 and not SMALLEST <= self.temperature <= LARGEST:
             raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty!r}; it must be positive, 1 for none"
+                f"temperature is {self.temperature!r:.80}; it must be 0 (greedy) or positive and finite"
+            )
+        if self.top_k is not None and self.top_k < 0:
+            raise ValueError(
+                f"top_k is {self.top_k!r:.80}; it must be at least 1, or None to keep all tokens"
+            )
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"top_p is {self.top_p!r:.80}; it must lie in (0, 1], or be None to keep all tokens"
+            )
+        if not SMALLEST <= self.repetition_penalty <= LARGEST:
+            raise ValueError(
+                f"repetition_penalty is {self.repetition_penalty!r:.80}; it must be positive and finite, "
+                "1 for none"
             )
 
     @property
@@ -88,10 +98,10 @@ class Sampling:
         """The logits that are compared or sampled, float32: (B, V) → (B, V)."""
         logits = logits.float()
         if past_tokens is not None:
-            logits = penalise_repetition(logits, past_tokens, self.repetition_penalty)
+            logits = penalise_repetition(logits, past_tokens, float(self.repetition_penalty))
         if self.temperature == 0:
             return logits
-        logits = logits / self.temperature  # below 1 sharpens the softmax, above 1 flattens it
+        logits = logits / float(self.temperature)  # below 1 sharpens the softmax, above 1 flattens it
         if self.top_k:
             logits = keep_top_k(logits, self.top_k)
         if self.top_p is not None and self.top_p < 1:

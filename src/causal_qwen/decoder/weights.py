@@ -8,13 +8,15 @@ runs the backbone and the head: what the converted base said.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from causal_qwen.decoder.config import DecoderConfig
@@ -25,6 +27,7 @@ __all__ = ["PretrainedModel", "from_hf", "load_directory", "tensors_of"]
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _CAUSAL_HEADS = ("abduction.", "action.", "numeric_embedding.")
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 _COMPUTED = "rotary_emb.inv_freq"  # old Llama checkpoints store it; it follows from the config
 
 
@@ -56,7 +59,7 @@ def load_directory(directory: str | Path, *, dtype: torch.dtype = torch.float32)
     config_path = directory / "config.json"
     if not config_path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json: give what save_pretrained wrote")
-    config = DecoderConfig.from_hf_config(json.loads(config_path.read_text(encoding="utf-8")))
+    config = DecoderConfig.from_hf_config(_json(config_path))
     files = _tensor_files(directory)
     return _build(config, files, lambda name: _read(files[name], name), source=str(directory), dtype=dtype)
 
@@ -106,6 +109,12 @@ def _build(
             present.remove(_HEAD)
         else:  # the config says tied, the weights say otherwise: GGUF conversions of Qwen2.5 do
             config = replace(config, tie_word_embeddings=False)
+    layers = {int(found[1]) for name in present if (found := _LAYER.match(name))}
+    if config.num_hidden_layers > len(layers):  # before they are made: a damaged config may say millions
+        raise ValueError(
+            f"{source} has {len(layers)} layers, the config says {config.num_hidden_layers} "
+            "(num_hidden_layers). Its config and its weights must be of one model"
+        )
     with torch.device("meta"):
         model = CausalLM(config)
     shapes = {_checkpoint_name(name): tensor.shape for name, tensor in model.state_dict().items()}
@@ -115,7 +124,8 @@ def _build(
     for name in model.state_dict():
         tensor = read(_checkpoint_name(name))
         expected = shapes[_checkpoint_name(name)]
-        if name == _HEAD and tensor.shape[1] != config.hidden_size and any(map(_is_causal, names)):
+        reads_causes = tensor.ndim == 2 and tensor.shape[1] != config.hidden_size
+        if name == _HEAD and reads_causes and any(map(_is_causal, names)):
             raise ValueError(
                 f"{source}: the head reads {tensor.shape[1]} causes (causal_size) instead of the hidden size "
                 f"{config.hidden_size}: the plain decoder has no abduction, use the causal model"
@@ -146,7 +156,7 @@ def _checkpoint_name(name: str) -> str:
 
 def _refuse(source: str, complaint: str, names: list[str]) -> None:
     if names:
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        shown = f"{', '.join(names[:4]):.300}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         raise ValueError(f"{source} {complaint} {shown}. Its config and its weights must be of one model")
 
 
@@ -155,21 +165,55 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if single.is_file():
-        with safe_open(single, framework="pt") as file:
+        with _opened(single) as file:
             return dict.fromkeys(file.keys(), single)
     if not index.is_file():
         raise FileNotFoundError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json: "
             "write the weights there with save_pretrained"
         )
-    shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    shards = _json(index)
+    shards = shards.get("weight_map") if isinstance(shards, dict) else None
+    if not isinstance(shards, dict) or not all(map(_is_file_name, shards.values())):
+        raise ValueError(f"{index}: weight_map must name the file of each tensor: fetch the index again")
     missing = sorted({shard for shard in shards.values() if not (directory / shard).is_file()})
     if missing:
-        raise FileNotFoundError(f"{directory} lacks the shards {', '.join(missing)}: download them again")
+        raise FileNotFoundError(
+            f"{directory} lacks the shards {', '.join(missing):.200}: download them again"
+        )
     return {name: directory / shard for name, shard in shards.items()}
 
 
+def _is_file_name(shard: object) -> bool:
+    """Of a file in the same directory."""
+    return isinstance(shard, str) and re.fullmatch(r"[\w.-]{1,200}", shard) is not None
+
+
 def _read(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         tensor: Tensor = file.get_tensor(name)
     return tensor
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; one that is damaged is named."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path}: the weight file is damaged or truncated ({error!s:.200}): fetch it again"
+        ) from error
+
+
+def _json(path: Path) -> Any:
+    """What a JSON file says.
+
+    Raises:
+        ValueError: If it is damaged; it is named.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # of UTF-8, of JSON, of its depth
+        raise ValueError(f"{path}: not a JSON file ({error!s:.200}): fetch it again") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -98,14 +99,14 @@ class Decision:
     hide_num: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature is {self.temperature!r}; it must be a finite number ≥ 0")
-        if not (math.isfinite(self.noise_gain) and self.noise_gain >= 0):
-            raise ValueError(f"noise_gain is {self.noise_gain!r}; it must be a finite number ≥ 0")
+        if not 0 <= self.temperature <= sys.float_info.max:
+            raise ValueError(f"temperature is {self.temperature!r:.80}; it must be a finite number ≥ 0")
+        if not 0 <= self.noise_gain <= sys.float_info.max:
+            raise ValueError(f"noise_gain is {self.noise_gain!r:.80}; it must be a finite number ≥ 0")
         if not 0.0 <= self.persistence <= 1.0:
-            raise ValueError(f"persistence is {self.persistence!r}; it must lie between 0 and 1")
+            raise ValueError(f"persistence is {self.persistence!r:.80}; it must lie between 0 and 1")
         if not 0.0 < self.level < 1.0:
-            raise ValueError(f"interval_level is {self.level!r}; it must lie strictly between 0 and 1")
+            raise ValueError(f"interval_level is {self.level!r:.80}; it must lie strictly between 0 and 1")
         truncation_bound(self.density_floor)
 
     @property

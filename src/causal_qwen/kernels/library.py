@@ -1,8 +1,8 @@
 """The shared library of cpp/: built at its first use, kept for later processes, absent without a compiler.
 
 It is plain C++ without torch's headers: built in seconds, once per source, compiler and processor, in the
-package's cache directory. ``CAUSAL_QWEN_COMPILE=0`` leaves it out. This module does not know what the library
-computes.
+package's cache directory. ``CAUSAL_QWEN_COMPILE=0`` leaves it out; CXX names another compiler, and CXXFLAGS
+are added to its flags, such as a sanitiser's. This module does not know what the library computes.
 """
 
 from __future__ import annotations
@@ -76,8 +76,12 @@ def _load(tell: Callable[[str], None]) -> ctypes.CDLL | None:
     return declare(native)
 
 
-def build(tell: Callable[[str], None]) -> Path:
+def build(tell: Callable[[str], None], *, extra: Sequence[str] | None = None) -> Path:
     """The shared library, built unless the cache has it for this source, compiler and processor.
+
+    Args:
+        tell: Called with one line before a build.
+        extra: Flags for the compiler besides its own; those of CXXFLAGS when None.
 
     Raises:
         OSError: If there is no compiler, or the cache cannot be written.
@@ -89,8 +93,9 @@ def build(tell: Callable[[str], None]) -> Path:
     if compiler is None:
         names = ", ".join(command[0] for command in commands)
         raise FileNotFoundError(f"no C++ compiler among {names}: install one or set CXX")
+    extra = shlex.split(os.environ.get("CXXFLAGS", "")) if extra is None else extra
     sources = [file.read_text(encoding="utf-8") for file in sorted(SOURCES.iterdir())]
-    identity = [*sources, *FLAGS, *compiler, _version(*compiler), _processor()]
+    identity = [*sources, *FLAGS, *extra, *compiler, _version(*compiler), _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     target = cache_directory() / "compiled" / f"native-{key}.so"
     if not target.exists():
@@ -98,15 +103,15 @@ def build(tell: Callable[[str], None]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as directory:
             built = Path(directory) / target.name
-            _compile(compiler, built)
+            _compile(compiler, built, extra)
             built.replace(target)
     return target
 
 
-def _compile(compiler: Sequence[str], output: Path) -> None:
+def _compile(compiler: Sequence[str], output: Path, extra: Sequence[str]) -> None:
     for threading in THREADING:
         flags = FLAGS if threading is None else (*FLAGS, threading)
-        command = [*compiler, *flags, str(SOURCES / "native.cpp"), "-o", str(output)]
+        command = [*compiler, *flags, *extra, str(SOURCES / "native.cpp"), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode == 0:
             return
