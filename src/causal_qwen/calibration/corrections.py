@@ -7,7 +7,9 @@
    base's favourite as often as softmax sampling does.
 
 Everything is measured on a text and deterministic by seed; the scores of a few hundred positions are kept, of
-the others a block at a time. This module does not know where the text comes from.
+the others a block at a time. What is kept of a block is written into memory made before: small results that
+stay between large ones that go would keep malloc from giving memory back. This module does not know where
+the text comes from.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from causal_qwen.calibration.gain import match_gain
 from causal_qwen.calibration.regression import Ridge, ridge
-from causal_qwen.calibration.text import TextFeatures, block_rows, logit_blocks
+from causal_qwen.calibration.text import WEIGHT_ROWS, TextFeatures, block_rows, logit_blocks
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
@@ -30,7 +32,7 @@ from causal_qwen.progress import Watch, unwatched
 
 __all__ = ["Calibration", "calibrate"]
 
-LOSS_POSITIONS = 32  # per block of (positions, V) tensors
+LOSS_POSITIONS = 16  # per block of (positions, V) tensors
 USUAL_STEPS = 40  # of the search for γ and C, for those who wait
 FIT_POSITIONS = 256  # positions on which γ, C and κ are fitted
 FIRST_SCALE = 1e-3  # scale_S at which the search for γ begins; C begins at 0
@@ -106,20 +108,23 @@ def calibrate(model: CausalLM, text: TextFeatures, *, seed: int = 0, watch: Watc
 
 def _set_balance(model: CausalLM) -> float:
     """balance_k = max_j ‖W_j‖₁ − ‖W_k‖₁; the largest norm is returned."""
+    weight = model.lm_head.weight
+    norms = torch.empty(len(weight), device=weight.device, dtype=exact(weight[:0]).dtype)  # (V,)
     # In blocks, so that |W| is never whole.
-    norms = torch.cat([exact(block).abs().sum(-1) for block in model.lm_head.weight.split(8192)])  # (V,)
+    for part, block in zip(norms.split(WEIGHT_ROWS), weight.split(WEIGHT_ROWS), strict=True):
+        part.copy_(exact(block).abs().sum(-1))
     model.action.balance.copy_(norms.max() - norms)
     return float(norms.max())
 
 
 def _set_common_cause(model: CausalLM, hidden_states: Tensor, watch: Watch) -> Ridge:
     """loc_U0 = −(a·z + c), with a·z + c the regression of logsumexp(logits) on z (N, H)."""
-    sums = []
+    logsumexp = hidden_states.new_empty(len(hidden_states))  # (N,)
     with watch("calibrating: common cause", len(hidden_states)) as advance:
-        for logits in logit_blocks(model, hidden_states):
-            sums.append(logits.logsumexp(-1))
+        blocks = zip(logsumexp.split(block_rows(model)), logit_blocks(model, hidden_states), strict=True)
+        for part, logits in blocks:
+            part.copy_(logits.logsumexp(-1))
             advance(len(logits))
-    logsumexp = torch.cat(sums)  # (N,)
     fit = ridge(hidden_states, logsumexp)
     model.abduction.common.weight.copy_(fit.slope[None])
     model.abduction.common.bias.fill_(fit.intercept)
@@ -143,12 +148,15 @@ def _fit_scale(
     ):
         torch.sub(logits, part[:, None], out=rows)
 
+    terms = scores.new_empty(len(scores))  # (N,)
+
     def loss(point: tuple[float, float]) -> float:
         scale, C = scores.new_tensor(math.exp(point[0])), scores.new_tensor(point[1])
-        blocks = zip(scores.split(LOSS_POSITIONS), labels.split(LOSS_POSITIONS), strict=True)
-        terms = [ovr_terms(Cauchy(block, scale), C, tokens) for block, tokens in blocks]
+        blocks = (column.split(LOSS_POSITIONS) for column in (terms, scores, labels))
+        for part, block, tokens in zip(*blocks, strict=True):
+            part.copy_(ovr_terms(Cauchy(block, scale), C, tokens))
         advance(1)
-        return torch.cat(terms).double().mean().item()
+        return terms.double().mean().item()
 
     start = math.log(FIRST_SCALE)
     simplex = [[start, 0.0], [start + FIRST_STEPS[0], 0.0], [start, FIRST_STEPS[1]]]

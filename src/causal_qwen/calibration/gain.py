@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from causal_qwen.calibration.text import logit_blocks, products
+from causal_qwen.calibration.text import block_rows, logit_blocks, products
 from causal_qwen.cauchy import standard_draw
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
@@ -56,26 +56,28 @@ def match_gain(
     """
     scale = model.action.exogenous(model.abduction(hidden_states)[0]).scale  # (N, D)
     uniform = torch.rand(DRAWS, len(scale), scale.shape[-1], generator=generator).to(scale.device)
-    overtaken, softmax_rates = [], []
-    start = 0
+    gains = scale.new_empty(DRAWS, len(scale))  # at which the favourite is overtaken
+    favoured = scale.new_empty(len(scale))  # how likely softmax picks the favourite
+    size = block_rows(model)
     with watch("calibrating: gain", len(scale)) as advance:
-        for logits in logit_blocks(model, hidden_states):  # (n, V)
-            block = slice(start, start + len(logits))
-            start = block.stop
+        for start, logits in zip(range(0, len(scale), size), logit_blocks(model, hidden_states), strict=True):
+            block = slice(start, start + size)
             top, favourite = logits.max(-1, keepdim=True)  # (n, 1)
-            softmax_rates.append((top - logits.logsumexp(-1, keepdim=True)).exp())
+            favoured[block] = (top.squeeze(-1) - logits.logsumexp(-1)).exp()
             lead = torch.sub(top, logits, out=logits)  # (n, V)
-            for draw in uniform[:, block]:
+            for gain, draw in zip(gains[:, block], uniform[:, block], strict=True):
                 epsilon = standard_draw(draw, density_floor=model.config.density_floor)  # (n, D)
                 noise = products(scale[block] * epsilon, model.lm_head.weight)  # (n, V)
                 pursuit = noise.sub_(noise.gather(-1, favourite))  # (n, V)
-                overtaken.append((lead / pursuit).masked_fill_(~(pursuit > 0), math.inf).amin(-1))
+                never = ~(pursuit > 0)
+                gain.copy_(torch.div(lead, pursuit, out=pursuit).masked_fill_(never, math.inf).amin(-1))
             advance(len(logits))
-    softmax_rate = float(torch.cat(softmax_rates).mean())
-    gains = torch.cat(overtaken)  # (DRAWS · N,)
+    softmax_rate, gains = float(favoured.mean()), gains.flatten()
     # Where the noise favours the favourite itself it is never overtaken, and κ stays finite all the same.
-    gain = gains.quantile(1 - softmax_rate, interpolation="lower").clamp(max=gains[gains.isfinite()].max())
-    return Gain(float(gain), softmax_rate, float((gains > gain).double().mean()))
+    noise_gain = gains.quantile(1 - softmax_rate, interpolation="lower").clamp(
+        max=gains[gains.isfinite()].max()
+    )
+    return Gain(float(noise_gain), softmax_rate, float((gains > noise_gain).double().mean()))
 
 
 @torch.no_grad()

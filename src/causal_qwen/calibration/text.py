@@ -16,7 +16,15 @@ from causal_qwen.causal_lm import CausalLM
 from causal_qwen.heads import exact
 from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["TextFeatures", "block_rows", "logit_blocks", "products", "text_features", "windows"]
+__all__ = [
+    "WEIGHT_ROWS",
+    "TextFeatures",
+    "block_rows",
+    "logit_blocks",
+    "products",
+    "text_features",
+    "windows",
+]
 
 WINDOW = 256  # tokens per forward pass
 MAX_WINDOWS = 8  # spread evenly over the text, so that a long one costs no more than a short one
