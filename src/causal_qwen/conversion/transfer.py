@@ -124,11 +124,12 @@ def convert(
     # Before any weight is read: a tokenizer that does not fit should not cost minutes.
     num_token = choose_num_token(base.tokenizer, _config(base).vocab_size)
     weights = weights_of(base.model) if isinstance(base, Base) else base.read(dtype=dtype, watch=watch)
-    base_rows, base_parameters = weights.config.vocab_size, weights.parameters
+    name, base_rows, base_parameters = base.name, weights.config.vocab_size, weights.parameters
+    del base  # with its tokenizer: a vocabulary is large
     constants = PUBLISHED if calibration == "published" else {}
-    model = _transfer(base.name, weights, num_token, causal_size, constants, seed)
+    model = _transfer(name, weights, num_token, causal_size, constants, seed)
     report: dict[str, Any] = {
-        "source": base.name,
+        "source": name,
         "seed": seed,
         "num_token_id": num_token.id,
         "replaced_token": num_token.replaced,
