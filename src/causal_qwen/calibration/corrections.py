@@ -32,7 +32,7 @@ from causal_qwen.progress import Watch, unwatched
 
 __all__ = ["Calibration", "calibrate"]
 
-LOSS_POSITIONS = 16  # per block of (positions, V) tensors
+LOSS_ELEMENTS = 2**20  # of a (positions, V) block of losses
 USUAL_STEPS = 40  # of the search for γ and C, for those who wait
 FIT_POSITIONS = 256  # positions on which γ, C and κ are fitted
 FIRST_SCALE = 1e-3  # scale_S at which the search for γ begins; C begins at 0
@@ -149,10 +149,11 @@ def _fit_scale(
         torch.sub(logits, part[:, None], out=rows)
 
     terms = scores.new_empty(len(scores))  # (N,)
+    positions = max(1, LOSS_ELEMENTS // scores.shape[1])
 
     def loss(point: tuple[float, float]) -> float:
         scale, C = scores.new_tensor(math.exp(point[0])), scores.new_tensor(point[1])
-        blocks = (column.split(LOSS_POSITIONS) for column in (terms, scores, labels))
+        blocks = (column.split(positions) for column in (terms, scores, labels))
         for part, block, tokens in zip(*blocks, strict=True):
             part.copy_(ovr_terms(Cauchy(block, scale), C, tokens))
         advance(1)
