@@ -69,7 +69,7 @@ def match_gain(
                 epsilon = standard_draw(draw, density_floor=model.config.density_floor)  # (n, D)
                 noise = products(scale[block] * epsilon, model.lm_head.weight)  # (n, V)
                 pursuit = noise.sub_(noise.gather(-1, favourite))  # (n, V)
-                never = ~(pursuit > 0)
+                never = (pursuit > 0).logical_not_()
                 gain.copy_(torch.div(lead, pursuit, out=pursuit).masked_fill_(never, math.inf).amin(-1))
             advance(len(logits))
     softmax_rate, gains = float(favoured.mean()), gains.flatten()

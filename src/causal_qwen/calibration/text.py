@@ -29,7 +29,9 @@ __all__ = [
 WINDOW = 256  # tokens per forward pass
 MAX_WINDOWS = 8  # spread evenly over the text, so that a long one costs no more than a short one
 MIN_TOKENS = 64
-BLOCK_ELEMENTS = 2**24  # elements of a (positions, V) block: 64 MiB in float32
+# Elements of a (positions, V) block: 36 MiB in float32. What is smaller than 32 MiB malloc may keep when it
+# is freed.
+BLOCK_ELEMENTS = 9 * 2**20
 WEIGHT_ROWS = 8192  # rows of W that are float32 at a time
 
 
