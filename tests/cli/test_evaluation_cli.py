@@ -61,10 +61,11 @@ def test_a_trained_model_brings_its_template(converted, table, tmp_path):
     (trained / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     template = ("--template", TEMPLATE, "--target", "range")
     measured = [
-        json.loads(invoke("eval", model, table, "--no-report", "--json", *options).stdout)
+        json.loads(invoke("eval", model, table, "--json", *options).stdout)
         for model, options in ((trained, ()), (converted, template))
     ]
     assert [one["numbers"] for one in measured] == [40, 40]
+    assert measured[0]["report"] is None  # with --json nothing is written unless it is asked for
     assert measured[1]["tokens"] - measured[0]["tokens"] == 40  # its recipe has no end-of-text tokens
     invoke("predict", trained, table, "-o", tmp_path / "out.jsonl")
     first = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()[0])

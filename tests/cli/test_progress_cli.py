@@ -5,7 +5,7 @@ import io
 import pytest
 
 from causal_qwen.cli import progress
-from causal_qwen.cli.progress import bar
+from causal_qwen.cli.progress import bar, counted
 
 
 def test_off_a_terminal_a_line_now_and_then(capsys, monkeypatch):
@@ -15,6 +15,13 @@ def test_off_a_terminal_a_line_now_and_then(capsys, monkeypatch):
         for _ in range(4):
             advance(2)
     assert capsys.readouterr().err == "reading: 50%, about 11 seconds left\n"
+
+
+def test_items_are_counted_where_nobody_knows_how_many_there_will_be(capsys, monkeypatch):
+    times = iter([0.0, 4.0, 11.0, 12.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    assert list(counted("abc", "predicting", "rows", done=5)) == ["a", "b", "c"]
+    assert capsys.readouterr().err == "predicting: 7 rows\n"
 
 
 def test_on_a_terminal_a_bar_with_the_time_that_is_left(monkeypatch):

@@ -12,6 +12,7 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.models import load
+from causal_qwen.cli.progress import counted
 from causal_qwen.directories import check_output_file
 
 
@@ -23,8 +24,12 @@ def command(
     delimiter: shared.Delimiter = None,
     encoding: shared.Encoding = None,
     report: Annotated[
-        Path, typer.Option(help="Report with pictures, .html or .md; one file.", dir_okay=False)
-    ] = Path("evaluation.html"),
+        Path | None,
+        typer.Option(
+            help="Report with pictures, .html or .md; evaluation.html if not given, none with --json.",
+            dir_okay=False,
+        ),
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
     max_length: Annotated[int, typer.Option(help="Tokens per row.", min=2)] = 512,
     batch_size: shared.BatchSize = 16,
@@ -34,13 +39,15 @@ def command(
     as_json: shared.AsJson = False,
 ) -> None:
     """Measure a model on labelled data: every metric, and a report with pictures."""
-    if not no_report and report.suffix.lower() not in (".html", ".md"):
-        raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html or .md")
-    if not no_report:
+    if no_report and report is not None:
+        raise ValueError(f"--no-report and --report {report}; give one of them")
+    if report is None and not (no_report or as_json):
+        report = Path("evaluation.html")
+    if report is not None:
+        if report.suffix.lower() not in (".html", ".md"):
+            raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html or .md")
         check_output_file(report)
     quiet_libraries()
-    from tqdm import tqdm
-
     from causal_qwen.data import BadRows, Files, Reading, labelled_batches
     from causal_qwen.evaluation import run_evaluation
     from causal_qwen.evaluation.report import write_report
@@ -62,14 +69,14 @@ def command(
         bad_rows=bad_rows,
     )
     start = time.perf_counter()
-    evaluation = run_evaluation(loaded, tqdm(batches, desc="evaluating", unit="batch", disable=None))
+    evaluation = run_evaluation(loaded, counted(batches, "evaluating", "batches"))
     seconds = time.perf_counter() - start
     if len(evaluation.labels) == 0:
         raise ValueError(f"{data}: no row with a token to predict")
     if bad_rows.count:
         note(str(bad_rows))
     metrics = evaluation.metrics()
-    if not no_report:
+    if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
         facts = {"model": model, "data": data} | ({"template": reading.template} if reading.template else {})
         write_report(evaluation, report, title=f"Evaluation of {Path(model).name}", facts=facts)
@@ -81,7 +88,7 @@ def command(
     }
     if as_json:
         defined = {name: entry if math.isfinite(entry) else None for name, entry in metrics.items()}
-        print_json(defined | counts | {"seconds": seconds, "report": None if no_report else str(report)})
+        print_json(defined | counts | {"seconds": seconds, "report": None if report is None else str(report)})
         return
     rows = [(name, f"{entry:.4g}") for name, entry in metrics.items()]
     print_table(f"{model} on {data}", rows + [(name, f"{count:,}") for name, count in counts.items()])

@@ -15,6 +15,7 @@ from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.models import load
+from causal_qwen.cli.progress import counted
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
@@ -74,8 +75,6 @@ def command(
     if file is None and as_json and format == "csv":
         raise ValueError("--json and --format csv on standard output; give one of them")
     quiet_libraries()
-    from tqdm import tqdm
-
     from causal_qwen.cauchy import central_multiple
     from causal_qwen.data import BadRows, Files, Reading, read_columns
     from causal_qwen.evaluation import predict
@@ -110,8 +109,8 @@ def command(
             bad_rows=bad_rows,
             start=first,
         )
-        bar = tqdm(predictions, desc="predicting", unit="row", disable=None)
-        return (prediction.record(index) for index, prediction in enumerate(bar, start=first))
+        shown = counted(predictions, "predicting", "rows", done=first)
+        return (prediction.record(index) for index, prediction in enumerate(shown, start=first))
 
     if file is None:
         if row and format is None and not as_json:

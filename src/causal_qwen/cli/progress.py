@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from causal_qwen.cli.console import note
 from causal_qwen.progress import Advance
 
-__all__ = ["bar"]
+__all__ = ["bar", "counted"]
 
 SECONDS_BETWEEN_LINES = 10.0
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -53,3 +55,29 @@ def _told(phase: str, total: int) -> Iterator[Advance]:
             note(f"{phase}: {done / total:.0%}, about {left:.0f} seconds left")
 
     yield advance
+
+
+def counted(
+    items: Iterable[Item], phase: str, units: str, *, total: int | None = None, done: int = 0
+) -> Iterator[Item]:
+    """Hands items on and shows how many there were, as `bar` does; their number may be unknown.
+
+    Args:
+        items: Made one by one.
+        phase: What is being done.
+        units: What several items are called.
+        total: How many there will be, with those that were there before.
+        done: How many were there before.
+    """
+    from tqdm import tqdm
+
+    last = time.monotonic()
+    of_all = "" if total is None else f" of {total}"
+    for count, item in enumerate(
+        tqdm(items, desc=phase, unit=f" {units}", total=total, initial=done, disable=None), start=done + 1
+    ):
+        yield item
+        now = time.monotonic()
+        if not sys.stderr.isatty() and now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            note(f"{phase}: {count}{of_all} {units}")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from causal_qwen.cli.console import note
 from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.predict import state
+from causal_qwen.cli.progress import counted
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from causal_qwen.prompting import Request, Settings, Speaker
 
 __all__ = ["check_output", "run"]
-
-SECONDS_BETWEEN_LINES = 10
 
 
 class Text(NamedTuple):
@@ -91,7 +88,8 @@ def run(
         for sample, who in enumerate(request.settings.people(count) if person is None else [person])
     ]
     if output is None:
-        _write(speaker, texts, batch_size, 0, _print_line)
+        for line in _lines(speaker, texts, batch_size, 0):
+            print(json.dumps(line, ensure_ascii=False), flush=True)
         return {"texts": len(texts), "bad_rows": bad_rows.count}
     facts = {
         "model": state(model),
@@ -107,7 +105,8 @@ def run(
         on_interruption(table.kept)
         if table.done:
             note(f"continuing behind text {table.done} of {len(texts)}")
-        _write(speaker, texts, batch_size, table.done, table.write)
+        for line in _lines(speaker, texts, batch_size, table.done):
+            table.write(line)
         table.finish()
     note(f"{len(texts)} texts in {output}")
     return {
@@ -151,33 +150,26 @@ def _rules(text: Text) -> Settings:
     return replace(text.request.settings, seed=None)
 
 
-def _write(
-    speaker: Speaker,
-    texts: Sequence[Text],
-    batch_size: int,
-    done: int,
-    write: Callable[[dict[str, Any]], None],
-) -> None:
-    """Hand on the lines behind the first ``done``; a batch that was cut is computed again."""
-    from tqdm import tqdm
+def _lines(speaker: Speaker, texts: Sequence[Text], batch_size: int, done: int) -> Iterator[dict[str, Any]]:
+    """The lines behind the first ``done``, with a count for whoever waits; a batch that was cut is computed
+    again.
+    """
+    return counted(
+        _answers(speaker, texts, batch_size, done), "generating", "texts", total=len(texts), done=done
+    )
 
-    told = time.monotonic()
-    watched = sys.stderr.isatty()
-    with tqdm(total=len(texts), initial=done, desc="generating", unit="text", disable=None) as bar:
-        for batch in _batches(texts, batch_size):
-            if batch[-1] < done:
-                continue
-            asked = [texts[index] for index in batch]
-            answers = speaker.answer(
-                [text.request.prompt for text in asked], _rules(asked[0]), [text.person for text in asked]
-            )
-            for index, text, answer in zip(batch, asked, answers, strict=True):
-                if index >= done:
-                    write(_line(text, answer.to_dict()))
-            bar.update(batch[-1] + 1 - bar.n)
-            if not watched and time.monotonic() - told > SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
-                note(f"{batch[-1] + 1} of {len(texts)} texts")
+
+def _answers(speaker: Speaker, texts: Sequence[Text], batch_size: int, done: int) -> Iterator[dict[str, Any]]:
+    for batch in _batches(texts, batch_size):
+        if batch[-1] < done:
+            continue
+        asked = [texts[index] for index in batch]
+        answers = speaker.answer(
+            [text.request.prompt for text in asked], _rules(asked[0]), [text.person for text in asked]
+        )
+        for index, text, answer in zip(batch, asked, answers, strict=True):
+            if index >= done:
+                yield _line(text, answer.to_dict())
 
 
 def _line(text: Text, answer: dict[str, Any]) -> dict[str, Any]:
@@ -187,10 +179,6 @@ def _line(text: Text, answer: dict[str, Any]) -> dict[str, Any]:
         "prompt": text.request.prompt,
         "mode": text.request.settings.mode,
     } | answer
-
-
-def _print_line(line: dict[str, Any]) -> None:
-    print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 def _digest(requests: Sequence[Request]) -> str:
