@@ -13,8 +13,9 @@ SLOW = 30.0
 
 def run(arguments, directory, stderr, environment, slow):
     """What a child does: the command, with standard error in a file or on a terminal."""
-    # Where the tests run in the background of a shell, it would be ignored, as the shell has said.
+    # In the background of a shell, or under nohup, they would be ignored, as whoever started the tests said.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.update(environment)
     os.chdir(directory)
     descriptor = os.open(stderr, os.O_WRONLY | os.O_CREAT, 0o600)
