@@ -203,3 +203,9 @@ def test_a_prompt_that_does_not_fit_is_named_before_the_first_token(model, tmp_p
     skipped = generate(model, "--prompts", file, "--on-bad-row", "skip", "--max-new-tokens", 2)
     assert len(lines(skipped.stdout)) == 1
     assert "1 prompts are skipped" in skipped.stderr
+
+
+def test_options_of_files_are_noted_where_there_is_none(model):
+    result = generate(model, "ab", "--max-new-tokens", 1, "--overwrite", "--on-bad-row", "skip")
+    assert result.exit_code == 0
+    assert "--overwrite and --on-bad-row are for --prompts" in result.stderr

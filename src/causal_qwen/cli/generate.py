@@ -66,6 +66,8 @@ def command(
     text = _text(prompt, prompts)
     if prompts is None and output is not None:
         raise ValueError("--output is for --prompts; a single text goes to standard output")
+    if prompts is None and (overwrite or on_bad_row == "skip"):
+        note("--overwrite and --on-bad-row are for --prompts; a single text has no use for them")
     if seed is not None and individual is not None:
         raise ValueError("--seed and --individual both say who speaks; give one of them")
     if individual is not None and count > 1:
