@@ -1,0 +1,152 @@
+"""The Cauchy regression against scikit-learn, scipy and refits by brute force."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import cauchy
+from sklearn.linear_model import Ridge
+
+from causal_qwen.calibration import cauchy_regression as module
+from causal_qwen.calibration.cauchy_regression import cauchy_regression, cauchy_scale
+
+
+def line(count, width, *, noise=0.3, wrong=0.0, seed=0):
+    """Rows on a line with Cauchy noise; of a share of them the label is anything."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, width, generator=generator, dtype=torch.float64) * torch.logspace(
+        0, 2, width, dtype=torch.float64
+    )
+    slope = torch.randn(width, generator=generator, dtype=torch.float64) / torch.logspace(
+        0, 2, width, dtype=torch.float64
+    )
+    draws = torch.rand(count, generator=generator, dtype=torch.float64)
+    y = x @ slope + 3 + noise * torch.tan(math.pi * (draws - 0.5))
+    bad = torch.rand(count, generator=generator) < wrong
+    y[bad] = 100 + 300 * torch.rand(int(bad.sum()), generator=generator, dtype=torch.float64)
+    return x, y, slope
+
+
+def standardised(x):
+    return (x - x.mean(0)) / x.std(0, correction=0)
+
+
+@pytest.mark.parametrize(("count", "width"), [(40, 8), (12, 30)])
+def test_left_out_residuals_are_those_of_refits_without_the_row(count, width):
+    x, y, _ = line(count, width)
+    fit = cauchy_regression(x, y, strengths=[0.01])
+    z = standardised(x)
+    strength = 0.01 * torch.linalg.eigvalsh(z @ z.T)[-1].item()
+    for row in range(count):
+        rest = np.arange(count) != row
+        refit = Ridge(alpha=strength, solver="svd").fit(z[rest], y[rest], sample_weight=fit.weights[rest])
+        expected = y[row].item() - refit.predict(z[row : row + 1]).item()
+        assert fit.left_out[row].item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("count", "width"), [(40, 8), (12, 30)])
+def test_line_is_the_ridge_with_the_weights_that_its_own_residuals_give(count, width):
+    x, y, _ = line(count, width)
+    fit = cauchy_regression(x, y, strengths=[0.1, 0.01])
+    z = standardised(x)
+    strength = fit.strength * torch.linalg.eigvalsh(z @ z.T)[-1].item()
+    reference = Ridge(alpha=strength, solver="svd").fit(z, y, sample_weight=fit.weights)
+    predicted = (x @ fit.slope + fit.intercept).numpy()
+    np.testing.assert_allclose(predicted, reference.predict(z), rtol=1e-8, atol=1e-8)
+    fixed_point = 2 / (1 + (fit.left_out / fit.scale) ** 2)
+    torch.testing.assert_close(fit.weights, fixed_point, rtol=0, atol=2 * module.TOLERANCE)
+
+
+def test_many_rows_give_the_maximum_of_the_likelihood():
+    x, y, slope = line(4000, 3)
+    fit = cauchy_regression(x, y, strengths=[1e-9])
+
+    def loss(parameters):
+        residual = y.numpy() - x.numpy() @ parameters[:3] - parameters[3]
+        return -cauchy.logpdf(residual, scale=np.exp(parameters[4])).mean()
+
+    best = minimize(loss, np.array([*slope.tolist(), 3.0, math.log(0.3)]), method="BFGS", tol=1e-10).x
+    np.testing.assert_allclose([*fit.slope.tolist(), fit.intercept], best[:4], rtol=0.01, atol=1e-3)
+    assert fit.scale == pytest.approx(math.exp(best[4]), rel=0.01)
+
+
+@given(st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=3, max_size=30), st.floats(1e-3, 1e3))
+@settings(max_examples=50, deadline=None)
+def test_scale_is_scipys_and_scales(residuals, factor):
+    residuals = torch.tensor(residuals, dtype=torch.float64)
+    if (residuals.abs() > 1e-3 * residuals.abs().max()).sum() * 2 <= len(residuals):
+        return  # where half of them are zero the likelihood has no maximum
+    beta = cauchy_scale(residuals)
+    half = (1 / (1 + (residuals / beta) ** 2)).mean().item()
+    assert half == pytest.approx(0.5, abs=1e-6)
+    assert cauchy_scale(residuals * factor) == pytest.approx(beta * factor, rel=1e-6)
+
+
+def test_scale_of_a_cauchy_sample():
+    sample = cauchy.rvs(scale=2.5, size=20_000, random_state=0)
+    assert cauchy_scale(torch.from_numpy(sample)) == pytest.approx(cauchy.fit(sample, floc=0)[1], rel=1e-3)
+
+
+def test_equal_targets_give_a_flat_line():
+    fit = cauchy_regression(torch.randn(20, 4), torch.full((20,), 7.0))
+    assert fit.slope.abs().max() < 1e-6
+    assert fit.intercept == pytest.approx(7.0)
+    assert math.isfinite(fit.scale)
+
+
+@pytest.mark.parametrize(("count", "width"), [(600, 20), (150, 200)])
+def test_wrong_labels_do_not_bend_the_line(count, width):
+    """A third of the labels may be anything; a ridge by squared error is lost with a tenth of them."""
+    x, y, slope = line(count, width, noise=0.05, wrong=0.3, seed=1)
+    new, _, _ = line(300, width, seed=2)
+    truth = new @ slope + 3
+    spread = (truth - truth.median()).abs().median()
+
+    def error(fit):
+        return ((new @ fit.slope + fit.intercept - truth).abs().median() / spread).item()
+
+    clean = cauchy_regression(*line(count, width, noise=0.05, seed=1)[:2])
+    dirty = cauchy_regression(x, y)
+    assert error(dirty) < max(2 * error(clean), 0.05) if count > width else error(dirty) < 1
+    good = y < 90
+    assert dirty.weights[~good].max() < 0.1 * dirty.weights[good].median()
+
+
+def test_mapped_blocks_change_nothing(monkeypatch):
+    x, y, _ = line(100, 6)
+    whole = cauchy_regression(x, y)
+    monkeypatch.setattr(module, "BLOCK", 7)
+    pieces = cauchy_regression(x, y)
+    torch.testing.assert_close(pieces.slope, whole.slope, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(pieces.left_out, whole.left_out, rtol=1e-9, atol=1e-9)
+
+
+def test_units_of_a_feature_do_not_matter():
+    x, y, _ = line(60, 5)
+    scaled = x * torch.tensor([1.0, 1e3, 1e-3, 10.0, 0.1], dtype=torch.float64)
+    first, second = cauchy_regression(x, y), cauchy_regression(scaled, y)
+    torch.testing.assert_close(
+        x @ first.slope + first.intercept, scaled @ second.slope + second.intercept, rtol=1e-7, atol=1e-7
+    )
+
+
+def test_strongest_ridge_within_a_standard_error():
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(100, generator=generator)
+    better = common + 1.0
+    near = better - 0.001 * torch.randn(100, generator=generator).abs() * 50 + 0.0395
+    assert module._strongest([common, near, better]) in (1, 2)
+    assert module._strongest([better, common]) == 0
+    assert module._strongest([common, better]) == 1, "a sure loss is not taken"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_refuses_what_is_not_finite(bad):
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        cauchy_regression(torch.randn(10, 2), torch.tensor([bad, *[0.0] * 9]))
+    with pytest.raises(ValueError, match="at least 3"):
+        cauchy_regression(torch.randn(2, 2), torch.zeros(2))
