@@ -51,7 +51,7 @@ def test_a_trained_model_is_saved_whole(model, tmp_path):
     loaded = CausalQwen2ForCausalLM.from_pretrained(result.output)
     assert loaded.writes_numbers
     assert loaded.config.value_center != 0
-    assert CausalQwen2Processor.from_pretrained(result.output).numbers == "value"
+    assert CausalQwen2Processor.from_pretrained(result.output).numbers == "written"
     names = {path.name for path in result.output.iterdir()}
     assert {"README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "evaluation.json"} <= names
     assert not (tmp_path / "out.run").exists()
