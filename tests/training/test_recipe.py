@@ -40,6 +40,7 @@ def test_a_recipe_survives_its_file(tmp_path):
         ({"fsdp": True, "method": "lora"}, "method is 'lora'; with fsdp"),
         ({"target": "x"}, "target is 'x'; it is a field of a template"),
         ({"epochs": float("inf")}, "'epochs': inf does not serve"),
+        ({"ovr_gradient_bound": 0}, "'ovr_gradient_bound': 0 does not serve; it must be above 0"),
         ({"gate_alpha": float("nan")}, "'gate_alpha': nan does not serve; it must be a finite number"),
         ({"seed": -1}, "'seed': -1 does not serve"),
         ({"output": " "}, "'output': ' ' does not serve; it must be a name"),

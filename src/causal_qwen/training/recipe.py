@@ -97,6 +97,8 @@ class TrainingRecipe:
             much as it is expected, and loc_Y drifts away while <NUM> is still learned.
         classification_loss_weight: Weight of the One-vs-Rest loss, whose gradient is up to 1/scale_S.
         softmax_loss_weight: Weight of cross-entropy on the logits.
+        ovr_gradient_bound: What the One-vs-Rest gradient of each score is cut off at; None leaves it, up to
+            1/scale_S.
         value_space: "log" or "linear".
         number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
             sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
@@ -158,6 +160,7 @@ class TrainingRecipe:
     gate_alpha: float | int = validated_field(FINITE, default=1.0)
     classification_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=0.01)
     softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
+    ovr_gradient_bound: float | int | None = validated_field(POSITIVE, default=None)
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
     refit_numbers: bool = True

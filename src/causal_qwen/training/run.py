@@ -58,6 +58,7 @@ LOSS_FIELDS = (
     "classification_loss_weight",
     "reg_loss_weight",
     "softmax_loss_weight",
+    "ovr_gradient_bound",
     "gate_alpha",
 )
 
