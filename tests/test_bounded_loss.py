@@ -81,7 +81,7 @@ def test_a_bound_that_binds_nowhere_leaves_the_reference():
 
 
 def test_one_score_is_steep_and_bounded_in_its_own_unit():
-    """At its threshold a label's slope is 2/(π·scale); in log scale_S, |scale_S·∂L/∂scale_S| ≤ 1 unbounded."""
+    """The slope in loc_S is 2/(π·scale_S) at the threshold; the one in log scale_S is at most 1 anyway."""
     distance = torch.linspace(-30, 30, 6001, dtype=torch.float64).requires_grad_()
     scale = torch.full_like(distance, 1e-3).detach().requires_grad_()
     S = Cauchy(distance[:, None], scale[:, None])
