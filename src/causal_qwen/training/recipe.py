@@ -105,8 +105,8 @@ class TrainingRecipe:
             data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
         refit_numbers: Whether the number head is solved for once more when training ends, and kept if its
             leave-one-out error is the smaller one.
-        refit_words: Whether the width of scale_S and a common shift of C are solved for once more when training
-            ends, for running text: rows whose every label is certain would make scales vanish.
+        refit_words: Whether the width of scale_S and a common shift of C are solved for once more when
+            training ends, for running text: rows whose every label is certain would make scales vanish.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
         eval_steps: Steps between evaluations; 0 evaluates at the end only.
         save_steps: Steps between checkpoints; 0 saves none.
