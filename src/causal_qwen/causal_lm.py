@@ -296,6 +296,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             balance=action.balance,
             threshold=action.threshold,
             num_items=num_items,
+            gradient_bound=config.ovr_gradient_bound,
             impl=config.loss_impl,
             num_negatives=config.num_negatives,
             num_token_id=config.num_token_id,

@@ -62,6 +62,8 @@ class CausalFields(SavedWithModule):
         reg_loss_weight: λ, the weight of the number loss.
         classification_loss_weight: Weight of the One-vs-Rest loss.
         softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.
+        ovr_gradient_bound: What |∂L_cls/∂loc_S| of each score is cut off at; None leaves the derivative as it
+            is, up to 1/scale_S.
         loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference"
             (dense).
         num_negatives: Negatives drawn by the sampled loss.
@@ -100,6 +102,7 @@ class CausalFields(SavedWithModule):
     reg_loss_weight: float | int = 1.0
     classification_loss_weight: float | int = 1.0
     softmax_loss_weight: float | int = 0.0
+    ovr_gradient_bound: float | int | None = None
     loss_impl: str = "fused"
     num_negatives: int = 4096
     inference_mode: str = "standard"
@@ -122,6 +125,9 @@ class CausalFields(SavedWithModule):
             value = getattr(self, name)
             if not smallest <= value <= largest:
                 raise ValueError(f"{name} is {value!r:.80}; it must lie between {smallest:g} and {largest:g}")
+        bound = self.ovr_gradient_bound
+        if bound is not None and not 0 < bound < math.inf:
+            raise ValueError(f"ovr_gradient_bound is {bound!r}; it must be above 0, or None for no bound")
         scores = self.conformal_scores
         if scores is not None and not _are_scores(scores):
             raise ValueError(

@@ -102,12 +102,16 @@ class TrainingRecipe:
             much as it is expected, and loc_Y drifts away while <NUM> is still learned.
         classification_loss_weight: Weight of the One-vs-Rest loss, whose gradient is up to 1/scale_S.
         softmax_loss_weight: Weight of cross-entropy on the logits.
+        ovr_gradient_bound: What the One-vs-Rest gradient of each score is cut off at; None leaves it, up to
+            1/scale_S.
         value_space: "log" or "linear".
         number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
             sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
             data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
         refit_numbers: Whether the number head is solved for once more when training ends, and kept if its
             leave-one-out error is the smaller one.
+        refit_words: Whether the width of scale_S and a common shift of C are solved for once more when
+            training ends, for running text: rows whose every label is certain would make scales vanish.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
         eval_steps: Steps between evaluations; 0 evaluates at the end only.
         save_steps: Steps between checkpoints; 0 saves none.
@@ -164,9 +168,11 @@ class TrainingRecipe:
     gate_alpha: float | int = validated_field(FINITE, default=1.0)
     classification_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=0.01)
     softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
+    ovr_gradient_bound: float | int | None = validated_field(POSITIVE, default=None)
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
     refit_numbers: bool = True
+    refit_words: bool = False
     early_stopping: int = validated_field(NOT_NEGATIVE, default=0)
     eval_steps: int = validated_field(NOT_NEGATIVE, default=0)
     save_steps: int = validated_field(NOT_NEGATIVE, default=500)

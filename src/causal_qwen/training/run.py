@@ -20,6 +20,7 @@ from causal_qwen.calibration import (
     fit_conformal,
     recalibrate_gain,
     refit_numbers,
+    refit_words,
     set_value_space,
     wake_numbers,
 )
@@ -58,6 +59,7 @@ LOSS_FIELDS = (
     "classification_loss_weight",
     "reg_loss_weight",
     "softmax_loss_weight",
+    "ovr_gradient_bound",
     "gate_alpha",
 )
 
@@ -314,8 +316,10 @@ def _measure(
 
 
 def _calibrate(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches) -> None:
-    """The number head from the training rows, κ and the intervals from rows that training did not use."""
+    """The number head from the training rows, the rest from rows that training did not use."""
     model.eval()
+    if recipe.refit_words:  # first: the rest reads scale_U
+        refit_words(model, batches(parts.calibration or parts.sample), seed=recipe.seed)
     if recipe.refit_numbers:
         refit_numbers(model, batches(parts.sample))
     recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
