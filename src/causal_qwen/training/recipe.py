@@ -101,6 +101,8 @@ class TrainingRecipe:
         number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
             sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
             data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
+        solve_steps: Steps between two solutions of the number head, which with a backbone that learns is not
+            trained but solved for on the latest features (methods "full" and "lora").
         refit_numbers: Whether the number head is solved for once more when training ends, and kept if its
             leave-one-out error is the smaller one.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
@@ -160,6 +162,7 @@ class TrainingRecipe:
     softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
+    solve_steps: int = validated_field(COUNT, default=2)
     refit_numbers: bool = True
     early_stopping: int = validated_field(NOT_NEGATIVE, default=0)
     eval_steps: int = validated_field(NOT_NEGATIVE, default=0)
