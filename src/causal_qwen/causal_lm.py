@@ -14,9 +14,19 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.auto_module import SavedWithModule
-from causal_qwen.cauchy import Cauchy
+from causal_qwen.cauchy import Cauchy, magnitude
+from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.mixin import CausalGenerationMixin
-from causal_qwen.heads import AbductionNetwork, ActionNetwork, NumericEmbedding, exact, without_num_row
+from causal_qwen.generation.native import NativeFeatures
+from causal_qwen.generation.stepping import Causes
+from causal_qwen.heads import (
+    AbductionNetwork,
+    ActionNetwork,
+    NumericEmbedding,
+    exact,
+    token_scores,
+    without_num_row,
+)
 from causal_qwen.intervals import interval
 from causal_qwen.losses import IGNORE_INDEX, number_gate, number_loss, ovr_loss
 from causal_qwen.outputs import CausalLMOutput, NumberPrediction
@@ -218,14 +228,36 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         bias = self.action.bias.to(logits.dtype)
         return logits + bias if torch.is_grad_enabled() else logits.add_(bias)
 
-    def prob_num(self, U: Cauchy, U0: Cauchy) -> Tensor:
-        """P_<NUM> = P(S_<NUM> > C_<NUM>) for U' (..., D), from one row of W."""
-        row = slice(self.config.num_token_id, self.config.num_token_id + 1)
-        return (
-            self.action.scores(U, U0, self.lm_head.weight, row)
-            .sf(exact(self.action.threshold[row]))
-            .squeeze(-1)
-        )
+    def prob_num(self, U: Cauchy, U0: Cauchy, engine: Engine | None = None) -> Tensor:
+        """P_<NUM> = P(S_<NUM> > C_<NUM>) for U' (..., D), from one row of W, or of the engine's."""
+        row, action = slice(self.config.num_token_id, self.config.num_token_id + 1), self.action
+        weight = self.lm_head.weight[row] if engine is None else engine.weights.head.rows(row).dense()
+        bias, balance = exact(action.bias[row]), exact(magnitude(action.balance[row]))
+        S = token_scores(U, U0, weight, bias=bias, balance=balance)
+        return S.sf(exact(action.threshold[row])).squeeze(-1)
+
+    def causes(self, batch: Mapping[str, Tensor], engine: Engine | None = None) -> Causes:
+        """U (B, T, D) and U₀ (B, T) of whole texts, by the backbone itself or by an engine made from it.
+
+        Args:
+            batch: What forward takes; an engine reads ``input_ids``, ``attention_mask`` and
+                ``numeric_values``.
+            engine: Runs the backbone on the CPU, in its own precision; the heads stay this model's.
+
+        Raises:
+            ValueError: If the engine is another model's, or cannot read an entry of the batch.
+        """
+        if engine is None:
+            outputs = self(**batch, output_logits=False, use_cache=False)
+            return Causes(outputs.U, outputs.U0)
+        entries = dict(batch)
+        read = [entries.pop(name, None) for name in ("input_ids", "attention_mask", "numeric_values")]
+        if entries:
+            raise ValueError(
+                f"the native engine reads tokens, masks and values, not {', '.join(sorted(entries))}; "
+                "leave them out, or evaluate without engine="
+            )
+        return Causes(*self.abduction(NativeFeatures(self, engine)(*read)))
 
     def causal_loss(
         self,
@@ -316,7 +348,12 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
 
     @torch.no_grad()
     def predict_number(
-        self, batch: Mapping[str, Tensor], level: float = 0.9, *, raw: bool = False
+        self,
+        batch: Mapping[str, Tensor],
+        level: float = 0.9,
+        *,
+        raw: bool = False,
+        engine: Engine | None = None,
     ) -> NumberPrediction:
         """The number that would come next in each row: g⁻¹(loc_Y) and g⁻¹(loc_Y ± multiple·scale_Y).
 
@@ -326,19 +363,22 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             level: Probability of the interval, in (0, 1).
             raw: Whether the interval is the Cauchy law's own, instead of the one that training has checked
                 against numbers set aside (``config.conformal_scores``; without them it is the law's anyway).
+            engine: Runs the backbone, as in `causes`.
         """
         if self.config.num_token_id is None:
             raise ValueError("this model has no <NUM> token; `convert` its base first")
-        outputs = self(**batch, output_logits=False)
-        length = outputs.loc_Y.shape[1]
-        last = torch.full((outputs.loc_Y.shape[0],), length - 1, device=outputs.loc_Y.device)
+        causes = self.causes(batch, engine)
+        rows, length = causes.U0.loc.shape
+        last = torch.full((rows,), length - 1, device=causes.U0.loc.device)
         if batch.get("attention_mask") is not None:
             last = length - 1 - batch["attention_mask"].flip(-1).argmax(-1).to(last.device)
         row = torch.arange(len(last), device=last.device)
-        U, U0, Y = (law[row, last] for law in (outputs.U, outputs.U0, outputs.Y))
+        U_noisy = self.action.exogenous(causes.U)
+        # The number of every position, as in forward: a product of other rows is rounded otherwise.
+        U_noisy, U0, Y = (law[row, last] for law in (U_noisy, causes.U0, self.action.numbers(U_noisy)))
         lower, upper = interval(Y, level, None if raw else self.config.conformal_scores)
         decode = self.value_space.decode
-        prob_num = self.prob_num(self.action.exogenous(U), U0)
+        prob_num = self.prob_num(U_noisy, U0, engine)
         return NumberPrediction(decode(Y.loc), decode(lower), decode(upper), prob_num, level)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):

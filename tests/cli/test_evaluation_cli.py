@@ -173,3 +173,40 @@ def test_mistakes_get_one_line(converted, table, tmp_path, monkeypatch, capsys, 
     with pytest.raises(SystemExit):
         main()
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_eval_and_predict_run_on_the_native_engine(converted, table, dtype):
+    rows = (converted, table, "--template", TEMPLATE, "--target", "range", "--json", "--dtype")
+    native = ("--engine", "native")
+    measured = json.loads(invoke("eval", *rows, dtype, *native).stdout)
+    assert measured["numbers"] == 40
+    predicted = [json.loads(line) for line in invoke("predict", *rows, dtype, *native).stdout.splitlines()]
+    assert len(predicted) == 40
+    if dtype == "float32":
+        reference = json.loads(invoke("eval", *rows, dtype).stdout)
+        for name in ("eval/reg_mdae", "eval/width_90_median", "eval/softmax_nll", "eval/coverage_90"):
+            assert measured[name] == pytest.approx(reference[name], rel=1e-3)
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dtype", "int8"), "--dtype int8 needs --engine native"),
+        (
+            ("--dtype", "float16", "--engine", "native"),
+            "--dtype float16 is not the native engine's; give float32",
+        ),
+        (
+            ("--device", "cuda", "--engine", "native"),
+            "--device cuda: the native engine runs on the CPU; give",
+        ),
+    ],
+    ids=["int8 on transformers", "float16 on native", "native on a GPU"],
+)
+def test_a_precision_or_device_that_an_engine_lacks_is_named(converted, table, command, options, message):
+    arguments = (command, converted, table, "--template", TEMPLATE, "--target", "range", *options)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)

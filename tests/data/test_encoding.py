@@ -56,7 +56,7 @@ class Recorder:
     config = SimpleNamespace(max_position_embeddings=512)
     device = torch.device("cpu")
 
-    def predict_number(self, batch, level, *, raw):
+    def predict_number(self, batch, level, *, raw, engine):
         self.rows = [
             row[mask.bool()].tolist()
             for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)

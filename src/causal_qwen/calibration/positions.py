@@ -14,6 +14,7 @@ from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM, shifted
+from causal_qwen.decoder.engine import Engine
 from causal_qwen.losses import IGNORE_INDEX
 
 __all__ = ["Positions", "labelled_positions"]
@@ -40,7 +41,9 @@ class Positions(NamedTuple):
 
 
 @torch.no_grad()
-def labelled_positions(model: CausalLM, batches: Iterable[Mapping[str, Any]]) -> Iterator[Positions]:
+def labelled_positions(
+    model: CausalLM, batches: Iterable[Mapping[str, Any]], *, engine: Engine | None = None
+) -> Iterator[Positions]:
     """Run the model over batches in evaluation mode and yield the positions whose label is not −100.
 
     Args:
@@ -48,17 +51,18 @@ def labelled_positions(model: CausalLM, batches: Iterable[Mapping[str, Any]]) ->
         batches: Each with ``input_ids`` and ``labels`` (B, T), −100 ignored, and where there are any
             ``attention_mask``, ``numeric_values``, ``labels_values`` (``numeric_values`` by default) and what
             else forward takes.
+        engine: Runs the backbone, as in `CausalLM.causes`.
     """
     was_training = model.training
     model.eval()
     try:
         for batch in batches:
-            yield _positions(model, batch)
+            yield _positions(model, batch, engine)
     finally:
         model.train(was_training)
 
 
-def _positions(model: CausalLM, batch: Mapping[str, Any]) -> Positions:
+def _positions(model: CausalLM, batch: Mapping[str, Any], engine: Engine | None) -> Positions:
     inputs = {
         name: entry.to(model.device) if isinstance(entry, Tensor) else entry for name, entry in batch.items()
     }
@@ -67,6 +71,6 @@ def _positions(model: CausalLM, batch: Mapping[str, Any]) -> Positions:
     values = torch.zeros_like(labels, dtype=torch.float64) if values is None else values
     labels, values = shifted(labels, IGNORE_INDEX), shifted(values.double(), 0.0)
     valid = labels != IGNORE_INDEX  # (B, T)
-    outputs: Any = model(**inputs, output_logits=False, use_cache=False)
-    U_noisy = model.action.exogenous(outputs.U)
-    return Positions(outputs.U, U_noisy, outputs.U0, outputs.Y, labels, values).at(valid)
+    U, U0 = model.causes(inputs, engine)
+    U_noisy = model.action.exogenous(U)
+    return Positions(U, U_noisy, U0, model.action.numbers(U_noisy), labels, values).at(valid)

@@ -11,7 +11,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
-from causal_qwen.cli.models import load
+from causal_qwen.cli.models import load_on
 from causal_qwen.cli.progress import counted
 from causal_qwen.directories import check_output_file
 
@@ -35,7 +35,8 @@ def command(
     batch_size: shared.BatchSize = 16,
     on_bad_row: shared.BadRow = "error",
     device: shared.Device = None,
-    dtype: shared.Dtype = "auto",
+    dtype: shared.Precision = "auto",
+    engine: shared.Engine = "transformers",
     as_json: shared.AsJson = False,
 ) -> None:
     """Measure a model on labelled data: every metric, and a report with pictures."""
@@ -55,7 +56,7 @@ def command(
     reading = Reading.of(model, template=template, target=target)
     source = Files(data, delimiter=delimiter, encoding=encoding)
     next(reading.examples(source, BadRows(on_bad_row, silent=True)), None)  # before anything is loaded
-    loaded, processor = load(model, device=device, dtype=dtype)
+    loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
     context = loaded.config.max_position_embeddings
     if max_length > context:
         note(f"rows have at most {context} tokens, the context of the model")
@@ -69,7 +70,7 @@ def command(
         bad_rows=bad_rows,
     )
     start = time.perf_counter()
-    evaluation = run_evaluation(loaded, counted(batches, "evaluating", "batches"))
+    evaluation = run_evaluation(loaded, counted(batches, "evaluating", "batches"), engine=native)
     seconds = time.perf_counter() - start
     if len(evaluation.labels) == 0:
         raise ValueError(f"{data}: no row with a token to predict")

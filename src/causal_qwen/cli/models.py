@@ -8,10 +8,11 @@ from causal_qwen.cli.console import note, quiet_libraries
 
 if TYPE_CHECKING:
     from causal_qwen.causal_lm import CausalLM
+    from causal_qwen.decoder import Engine
     from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
     from causal_qwen.prompting import Speaker
 
-__all__ = ["MODEL_HELP", "Precision", "load", "load_speaker"]
+__all__ = ["MODEL_HELP", "Precision", "load", "load_on", "load_speaker"]
 
 Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 MODEL_HELP = "A converted directory, or a source such as smollm2, which is converted in memory."
@@ -26,15 +27,38 @@ def load(model: str, *, device: str | None, dtype: str) -> tuple[CausalLM, Causa
     return load_model(model, device=device, dtype=dtype)
 
 
-def load_speaker(model: str, *, device: str | None, dtype: Precision, engine: str) -> Speaker:
-    """A model that can be asked for texts, on the engine of that name; int8 and int4 are the native one's."""
+def load_on(
+    engine: str, model: str, *, device: str | None, dtype: Precision
+) -> tuple[CausalLM, CausalQwen2Processor, Engine | None]:
+    """Model, processor and the engine of that name, None for transformers.
+
+    Raises:
+        ValueError: If the engine has no such precision or device; before anything is loaded.
+    """
     integers = dtype if dtype == "int8" or dtype == "int4" else None
     if integers and engine != "native":
         raise ValueError(f"--dtype {dtype} needs --engine native")
+    if engine == "native" and dtype == "float16":
+        raise ValueError(
+            "--dtype float16 is not the native engine's; give float32, bfloat16, int8 or int4, "
+            "or --engine transformers"
+        )
+    if engine == "native" and device not in (None, "cpu"):
+        raise ValueError(
+            f"--device {device}: the native engine runs on the CPU; give --device cpu, "
+            "or --engine transformers"
+        )
     loaded, processor = load(model, device=device, dtype="float32" if integers else dtype)
+    if engine == "transformers":
+        return loaded, processor, None
     from causal_qwen.decoder import Engine
+
+    return loaded, processor, Engine.from_model(loaded, precision=integers, tell=note)
+
+
+def load_speaker(model: str, *, device: str | None, dtype: Precision, engine: str) -> Speaker:
+    """A model that can be asked for texts, on the engine of that name."""
+    loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
     from causal_qwen.prompting import Speaker
 
-    if engine == "transformers":
-        return Speaker(loaded, processor)
-    return Speaker(loaded, processor, Engine.from_model(loaded, precision=integers, tell=note))
+    return Speaker(loaded, processor, native)

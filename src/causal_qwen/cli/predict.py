@@ -14,7 +14,7 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.interruption import on_interruption
-from causal_qwen.cli.models import load
+from causal_qwen.cli.models import load_on
 from causal_qwen.cli.progress import counted
 from causal_qwen.directories import check_output_file
 
@@ -61,7 +61,8 @@ def command(
     on_bad_row: shared.BadRow = "error",
     overwrite: shared.Overwrite = False,
     device: shared.Device = None,
-    dtype: shared.Dtype = "auto",
+    dtype: shared.Precision = "auto",
+    engine: shared.Engine = "transformers",
     as_json: shared.AsJson = False,
 ) -> None:
     """Predict the number that comes next in each row, with an interval; an interrupted run is continued."""
@@ -93,7 +94,7 @@ def command(
 
     def records(first: int) -> Iterator[dict[str, Any]]:
         nonlocal intervals
-        loaded, processor = load(model, device=device, dtype=dtype)
+        loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
         if not raw and loaded.config.conformal_scores is not None:
             intervals = "conformal"
         elif not raw:
@@ -108,6 +109,7 @@ def command(
             batch_size=batch_size,
             bad_rows=bad_rows,
             start=first,
+            engine=native,
         )
         shown = counted(predictions, "predicting", "rows", done=first)
         return (prediction.record(index) for index, prediction in enumerate(shown, start=first))
@@ -129,6 +131,8 @@ def command(
         "encoding": encoding,
         "level": level,
         "raw": raw,
+        "engine": engine,
+        "dtype": dtype,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with GrowingTable(file, settings, columns=columns, format=kind) as table:

@@ -15,6 +15,7 @@ from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.data.rows import Row
+from causal_qwen.decoder.engine import Engine
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["COLUMNS", "Prediction", "column_of", "predict"]
@@ -89,6 +90,7 @@ def predict(
     batch_size: int = 32,
     bad_rows: BadRows | None = None,
     start: int = 0,
+    engine: Engine | None = None,
 ) -> Iterator[Prediction]:
     """One `Prediction` per usable row, in their order.
 
@@ -103,6 +105,7 @@ def predict(
         batch_size: Prompts per forward pass.
         bad_rows: Counts what is skipped; the first bad row stops by default.
         start: Usable rows to pass over, which an earlier run has predicted.
+        engine: Made from the model; runs its backbone.
 
     Raises:
         BadRow: If a prompt is missing, empty or longer than the model reads, unless such rows are skipped.
@@ -115,7 +118,7 @@ def predict(
         for batch in batches:
             rows = collate([window[index].row for index in batch])
             inputs = {name: rows[name].to(model.device) for name in INPUTS}  # (B, T) each
-            numbers = model.predict_number(inputs, level, raw=raw)
+            numbers = model.predict_number(inputs, level, raw=raw, engine=engine)
             columns = (numbers.median, numbers.lower, numbers.upper, numbers.prob_num)  # (B,) each
             for index, *entries in zip(batch, *(column.tolist() for column in columns), strict=True):
                 question = window[index]

@@ -22,7 +22,9 @@ from causal_qwen.calibration.positions import Positions, labelled_positions
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import BadRows, Files, Reading, Source, labelled_batches
+from causal_qwen.decoder.engine import Engine
 from causal_qwen.evaluation import metrics
+from causal_qwen.generation.readout import ReadOut
 from causal_qwen.heads import exact
 from causal_qwen.intervals import interval, multiple
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -127,6 +129,7 @@ def evaluate(
     max_length: int = 512,
     batch_size: int = 16,
     bad_rows: BadRows | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, float]:
     """Every eval/* and dist/* metric of a model on labelled data, always deterministic ("standard").
 
@@ -140,6 +143,8 @@ def evaluate(
         max_length: Tokens per row; never more than the context.
         batch_size: Rows per forward pass.
         bad_rows: Counts what is skipped; the first bad row stops by default.
+        engine: Made from the model; its backbone and W are measured, in its precision, with the model's
+            heads.
 
     Raises:
         ValueError: If model and processor do not mean the same token by <NUM>, or a row cannot be used.
@@ -159,7 +164,7 @@ def evaluate(
             batch_size=batch_size,
             bad_rows=bad_rows,
         )
-    return run_evaluation(model, items).metrics()
+    return run_evaluation(model, items, engine=engine).metrics()
 
 
 def _first_looked_at(data: Source | Iterable[Batch]) -> tuple[Any, bool]:
@@ -173,16 +178,17 @@ def _first_looked_at(data: Source | Iterable[Batch]) -> tuple[Any, bool]:
 
 
 @torch.no_grad()
-def run_evaluation(model: CausalLM, batches: Iterable[Batch]) -> Evaluation:
+def run_evaluation(model: CausalLM, batches: Iterable[Batch], *, engine: Engine | None = None) -> Evaluation:
     """Look at every labelled position of batches once; arguments as for `evaluate`."""
     causes = {"loc": _Summary(), "scale": _Summary()}
     facts: defaultdict[str, list[Tensor]] = defaultdict(list)
     chunk = max(CHUNK_ELEMENTS // model.config.vocab_size, 1)
-    for positions in labelled_positions(model, batches):
+    readout = ReadOut(model, None if engine is None else engine.weights.head)
+    for positions in labelled_positions(model, batches, engine=engine):
         causes["loc"].add(positions.U.loc)
         causes["scale"].add(positions.U.scale)
         for part in positions.split(chunk):
-            for name, fact in _token_facts(model, part).items():
+            for name, fact in _token_facts(readout, part).items():
                 facts[name].append(fact.cpu())
         if model.config.num_token_id is not None:
             numbers = positions.at(positions.labels == model.config.num_token_id)
@@ -212,11 +218,11 @@ def run_evaluation(model: CausalLM, batches: Iterable[Batch]) -> Evaluation:
     )
 
 
-def _token_facts(model: CausalLM, positions: Positions) -> dict[str, Tensor]:
+def _token_facts(readout: ReadOut, positions: Positions) -> dict[str, Tensor]:
     """What is kept of n positions, (n,) each."""
-    S = model.action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, impl="fused")  # (n, V)
-    labels, chosen = positions.labels, model.action.z_scores(S).argmax(-1)
-    prob = S.sf(exact(model.action.threshold))  # (n, V)
+    S = readout.scores(positions.U_noisy, positions.U0)  # (n, V)
+    labels, chosen = positions.labels, readout.action.z_scores(S).argmax(-1)
+    prob = S.sf(exact(readout.action.threshold))  # (n, V)
     return {
         "labels": labels,
         "chosen": chosen,
@@ -227,7 +233,7 @@ def _token_facts(model: CausalLM, positions: Positions) -> dict[str, Tensor]:
         "eval/softmax_nll": metrics.softmax_nll(S.loc, labels),
         "eval/brier": metrics.brier(prob, labels),
         # Training moves scale_S apart by token, and with it the choices by score and by logit.
-        "dist/mode_agreement": chosen == model.token_logits(positions.U.loc).argmax(-1),
+        "dist/mode_agreement": chosen == readout.logits(positions.U.loc).argmax(-1),
     }
 
 

@@ -5,7 +5,7 @@ from causal_qwen.generation.decoding import CausalGenerateOutput
 from causal_qwen.generation.inferencer import Inferencer
 from causal_qwen.generation.loop import Inference, Texts, steps
 from causal_qwen.generation.mixin import CausalGenerationMixin
-from causal_qwen.generation.native import NativeStepper
+from causal_qwen.generation.native import NativeFeatures, NativeStepper
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Causes, Stepper, TransformersStepper
 from causal_qwen.generation.streaming import NumberStreamer
@@ -19,6 +19,7 @@ __all__ = [
     "Inference",
     "InferenceMode",
     "Inferencer",
+    "NativeFeatures",
     "NativeStepper",
     "NumberStreamer",
     "ReadOut",

@@ -1,7 +1,7 @@
-"""generate() on our own decoder: steps by the `Engine`, causes by the model's own abduction.
+"""A causal model on our own decoder: features by the `Engine`, causes by the model's own abduction.
 
-generate(engine=...) keeps its processors, stopping criteria, numbers and streaming; only the forward pass
-is another. This module does not know how a decision is made.
+generate(engine=...) keeps its processors, stopping criteria, numbers and streaming, evaluation its metrics
+and intervals; only the forward pass is another. This module does not know how a decision is made.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.context import check_context
+from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.generation.readout import ReadOut
@@ -18,15 +19,50 @@ from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import EXPONENT_BOUND, exact
 from causal_qwen.kernels.native import NativeAbduction, runs_native
 
-__all__ = ["NativeStepper"]
+__all__ = ["NativeFeatures", "NativeStepper"]
+
+
+class NativeFeatures:
+    """Features z by an `Engine`, of tokens and of the numbers among them.
+
+    Args:
+        model: Whose heads act; the engine was made from it.
+        engine: Its backbone and W, in any precision. Later changes of the model's weights are not seen.
+
+    Raises:
+        ValueError: If the engine was made from another model.
+    """
+
+    def __init__(self, model: CausalModel, engine: Engine) -> None:
+        sizes = [(c.hidden_size, c.num_hidden_layers, c.vocab_size) for c in (model.config, engine.config)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the engine has (hidden size, layers, vocabulary) {sizes[1]}, the model {sizes[0]}; "
+                "make it with Engine.from_model(model)"
+            )
+        self.model, self.engine = model, engine
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        numeric_values: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """(B, T, H) of new tokens (B, T); padding on either side, and behind a cache on the left."""
+        embeddings = None
+        if numeric_values is not None:
+            is_number = input_ids == self.model.config.num_token_id
+            embeddings = self.model.numeric_embedding(self.engine.embed(input_ids), numeric_values, is_number)
+        return self.engine.hidden(input_ids, attention_mask, cache, embeddings=embeddings)
 
 
 class NativeStepper:
     """A causal model whose backbone runs in an `Engine`; its heads are the model's own modules.
 
     Args:
-        model: Whose heads act; the engine was made from it.
-        engine: Its backbone and W, in any precision. Later changes of the model's weights are not seen.
+        model: As for `NativeFeatures`.
+        engine: As for `NativeFeatures`.
         attention_mask: (B, T), 0 at padding, which is on the left; None where there is none.
         max_length: Most tokens of a row; the last one needs no slot.
 
@@ -39,12 +75,7 @@ class NativeStepper:
     def __init__(
         self, model: CausalModel, engine: Engine, attention_mask: Tensor | None, *, max_length: int
     ) -> None:
-        sizes = [(c.hidden_size, c.num_hidden_layers, c.vocab_size) for c in (model.config, engine.config)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"the engine has (hidden size, layers, vocabulary) {sizes[1]}, the model {sizes[0]}; "
-                "make it with Engine.from_model(model)"
-            )
+        self.features = NativeFeatures(model, engine)
         self.model, self.engine = model, engine
         self.readout = ReadOut(model, engine.weights.head)
         self._mask, self._max_length = attention_mask, max_length
@@ -69,11 +100,7 @@ class NativeStepper:
         return self._read(tokens[:, None], None, values)
 
     def _read(self, input_ids: Tensor, mask: Tensor | None, values: Tensor | None) -> Causes:
-        embeddings = None
-        if values is not None:
-            is_number = input_ids == self.model.config.num_token_id
-            embeddings = self.model.numeric_embedding(self.engine.embed(input_ids), values, is_number)
-        features = self.engine.hidden(input_ids, mask, self._cache, embeddings=embeddings).select(1, -1)
+        features = self.features(input_ids, mask, values, self._cache).select(1, -1)
         if self._native is None:
             return Causes(*self.model.abduction(features))
         loc_U, scale_U, loc_U0 = self._native(features)

@@ -1,0 +1,131 @@
+"""A trained number means the same in every precision: cars, the heads alone trained, on both engines.
+
+The embedded base comes from 4 bits, and int8 and int4 find its grid again: on it they round nothing and
+cannot move a number. So the same function is tested a second time with its weights off that grid, as those of
+a trained backbone or of another base are.
+"""
+
+import functools
+import json
+
+import pytest
+import torch
+
+from causal_qwen import convert
+from causal_qwen.conversion import load_model
+from causal_qwen.data import BadRows, Reading, labelled_batches, read_rows
+from causal_qwen.decoder import Engine
+from causal_qwen.evaluation import run_evaluation
+from causal_qwen.training import TrainingRecipe, train
+
+pytestmark = pytest.mark.slow
+
+CARS = "package:vega_datasets/_data/cars.json"
+TEMPLATE = (
+    "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
+    "{Weight_in_lbs} pounds, {Acceleration} seconds: {Miles_per_Gallon}"
+)
+READING = Reading(TEMPLATE, "Miles_per_Gallon")
+BASES = ("embedded", "off its grid")
+PRECISIONS = ("bfloat16", "int8", "int4")
+TESTED_EVERY = 5  # each fifth car is kept from training
+
+
+@torch.no_grad()
+def leave_the_grid(model):
+    """Scale channels and undo it where they are read: the function stays, to rounding, and no weight does."""
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    width = config.hidden_size // config.num_attention_heads
+    shared = config.num_attention_heads // config.num_key_value_heads
+
+    def scales(count):
+        return torch.exp(0.3 * torch.randn(count, generator=generator))
+
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for norm, readers in (
+            (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+            (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+        ):
+            scale = scales(config.hidden_size)
+            norm.weight *= scale
+            for reader in readers:
+                reader.weight /= scale
+        scale = scales(config.num_key_value_heads * width)
+        attention.v_proj.weight *= scale[:, None]
+        attention.o_proj.weight /= scale.view(-1, 1, width).expand(-1, shared, width).flatten()
+        scale = scales(config.intermediate_size)
+        mlp.up_proj.weight *= scale[:, None]
+        mlp.down_proj.weight /= scale
+
+
+@pytest.fixture(scope="module")
+def cars():
+    """Rows to train on and rows to test on."""
+    rows = [dict(row) for _, row in read_rows(CARS, bad_rows=BadRows("skip"))]
+    rows = [row for row in rows if row["Miles_per_Gallon"] and row["Horsepower"]]
+    return [row for index, row in enumerate(rows) if index % TESTED_EVERY], rows[::TESTED_EVERY]
+
+
+@pytest.fixture(scope="module")
+def evaluated(cars, tmp_path_factory):
+    """(base, precision) → the evaluation of a model trained on that base."""
+    training, tested = cars
+
+    @functools.cache
+    def trained(base):
+        directory = tmp_path_factory.mktemp("precisions")
+        conversion = convert("smollm2", calibration="none")
+        if base == "off its grid":
+            leave_the_grid(conversion.model)
+        conversion.model.save_pretrained(directory / "base")
+        conversion.processor.save_pretrained(directory / "base")
+        table = directory / "cars.jsonl"
+        table.write_text("".join(json.dumps(row) + "\n" for row in training), encoding="utf-8")
+        fields = {
+            "model": str(directory / "base"), "data": str(table), "output": str(directory / "model"),
+            "template": TEMPLATE, "target": "Miles_per_Gallon", "method": "heads", "max_steps": 45,
+            "heads_learning_rate": 1e-2, "loss_impl": "sampled", "max_length": 128, "save_steps": 0,
+        }  # fmt: skip
+        return str(train(TrainingRecipe.from_mapping(fields)).output)
+
+    @functools.cache
+    def run(base, precision):
+        integers = precision if precision.startswith("int") else None
+        model, processor = load_model(trained(base), dtype="float32" if integers else precision)
+        engine = Engine.from_model(model, precision=integers) if integers else None
+        batches = labelled_batches(processor, tested, reading=READING, max_length=128, batch_size=16)
+        return run_evaluation(model, batches, engine=engine)
+
+    return run
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("base", BASES)
+def test_medians_stay_within_a_tenth_of_an_interval(evaluated, base, precision):
+    reference, found = evaluated(base, "float32"), evaluated(base, precision)
+    lower, upper = reference.interval(0.9)
+    shift = (found.predicted - reference.predicted).abs().median()
+    assert float(shift / (upper - lower).median()) <= 0.1
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("base", BASES)
+def test_coverage_stays_within_three_points(evaluated, base, precision):
+    reference, found = evaluated(base, "float32"), evaluated(base, precision)
+    assert found.coverage(0.9) == pytest.approx(reference.coverage(0.9), abs=0.03)
+
+
+def test_scaled_channels_are_the_same_function_off_the_grid():
+    """Without this, int8 and int4 above would compare float32 with itself."""
+    own, moved = (convert("smollm2", calibration="none").model for _ in range(2))
+    leave_the_grid(moved)
+    ids = torch.arange(100, 160)[None]
+    errors = {}
+    with torch.no_grad():
+        features, same = (model.model(ids).last_hidden_state for model in (own, moved))
+    torch.testing.assert_close(same, features, rtol=1e-3, atol=1e-3)
+    for name, model in (("embedded", own), ("off its grid", moved)):
+        engine = Engine.from_model(model, precision="int4")
+        errors[name] = float((engine.hidden(ids) - features).abs().max())
+    assert errors["embedded"] < 1e-3 < 0.1 < errors["off its grid"]
