@@ -109,7 +109,7 @@ def compare(seed: int, arguments: argparse.Namespace) -> dict[str, float]:
 def usable_rows(recipe: TrainingRecipe) -> list[dict[str, Any]]:
     """The rows that training uses, in its order."""
     assert isinstance(recipe.data, str)
-    assert recipe.template is not None
+    assert isinstance(recipe.template, str)
     reading = Reading(recipe.template, recipe.target)
     whole = []
     for _, row in read_rows(recipe.data, bad_rows=BadRows("skip")):
@@ -153,7 +153,7 @@ def digits_as_text(
     seconds: float,
 ) -> tuple[np.ndarray[Any, Any], int]:
     """Predictions of the plain base, fine-tuned on the same sentences for the same seconds."""
-    assert recipe.template is not None
+    assert isinstance(recipe.template, str)
     torch.manual_seed(recipe.seed)
     base = load_base(recipe.model)
     model: Any = base.model

@@ -164,8 +164,27 @@ def test_text_mode_is_the_bases_tokenizer(text):
     assert not any(encoded["numeric_values"])
 
 
+@settings(max_examples=200)
+@given(st.lists(fragments, max_size=12).map("".join), st.text(" \t\n\u00a0\u3000", max_size=3))
+def test_prompts_of_a_model_that_writes_values_are_the_bases_without_white_space_at_the_end(text, blanks):
+    processor = make_processor(numbers="written")
+    encoded = processor(text + blanks)
+    assert encoded["input_ids"] == tiny_tokenizer()(text.rstrip())["input_ids"]
+    assert not any(encoded["numeric_values"])
+    assert PROCESSOR(text + blanks, numbers="written")["input_ids"] == encoded["input_ids"]
+
+
+def test_a_chat_ends_as_its_template_does():
+    processor = make_processor(numbers="written", chat_template=CHAT + " ")
+    chat = [{"role": "user", "content": "What is 2 plus 2?"}]
+    expected = tiny_tokenizer()("<|start|>user: What is 2 plus 2?<|end|> ")["input_ids"]
+    assert processor(chat)["input_ids"] == expected
+    for options in ({}, {"numbers": "written"}):
+        assert processor.apply_chat_template(chat, tokenize=True, **options)["input_ids"] == expected
+
+
 def test_a_typed_num_is_ordinary_text():
-    for mode in ("value", "text"):
+    for mode in ("value", "text", "written"):
         encoded = PROCESSOR("<NUM> is not 5", numbers=mode)
         assert encoded["input_ids"][:5] == tiny_tokenizer()("<NUM>")["input_ids"]
         assert encoded["input_ids"].count(NUM) == (mode == "value")
@@ -216,7 +235,7 @@ def test_chats_go_through_the_template():
     assert len(PROCESSOR([chat, chat])["input_ids"]) == 2
 
 
-@pytest.mark.parametrize("numbers", ["value", "text"])
+@pytest.mark.parametrize("numbers", ["value", "text", "written"])
 def test_saved_processors_come_back(tmp_path, numbers):
     make_processor(numbers=numbers).save_pretrained(tmp_path)
     CausalQwen2Config(vocab_size=300, hidden_size=32, num_token_id=258).save_pretrained(tmp_path)
@@ -228,7 +247,7 @@ def test_saved_processors_come_back(tmp_path, numbers):
 
 
 def test_unknown_modes_and_tokenizers_are_named():
-    with pytest.raises(ValueError, match="numbers is 'words'"):
+    with pytest.raises(ValueError, match="numbers is 'words'; choose 'value', 'text' or 'written'"):
         make_processor(numbers="words")
     with pytest.raises(ValueError, match="no <NUM> token"):
         CausalQwen2Processor(tiny_tokenizer())

@@ -34,6 +34,7 @@ def test_what_grows_is_what_is_written(pairs, first):
         (["", ", ", ""], [1.0, 200.0], "1, 200"),
         (["", "", ""], [12.0, 13.0], "12 13"),
         (["a", "", "", "b"], [3.0, -5.0, 1.5], "a3 -5 1.5b"),
+        (["4 130", "7", ""], [18.5, 2.0], "4 130 18.57 2"),  # digits of a prompt, and a number behind them
     ],
 )
 def test_numbers_stay_apart(gaps, values, text):

@@ -49,6 +49,7 @@ __all__ = [
     "UNITS",
     "Number",
     "begins_thousands",
+    "ends_in_digit",
     "format_number",
     "scan",
     "spread_of",
@@ -59,7 +60,7 @@ MAX_DIGITS = 15
 """Significant digits that every float64 keeps: up to here decimal → float64 → decimal is the identity."""
 
 SEPARATOR = " "
-"""What stands between two numbers that nothing separates: 12 and 13 must not become 1213."""
+"""What stands between digits and a number that nothing separates: 12 and 13 must not become 1213."""
 
 UNITS = frozenset(
     unit
@@ -338,13 +339,18 @@ def begins_thousands(text: str, start: int, end: int, *, ended: bool = True) -> 
     return text.startswith(",", end) and _GROUPED.match(text, start) is not None
 
 
+def ends_in_digit(text: str) -> bool:
+    """Whether a number right behind the text would be read as more of its digits."""
+    return "0" <= text[-1:] <= "9"
+
+
 def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float | None] | None = None) -> str:
     """Put numbers back between pieces of text: gaps[0] values[0] gaps[1] ... values[n-1] gaps[n].
 
     For the gaps and values of a scanned text, `scan` reads the same values between the same gaps again,
     although the numbers may be spelled differently. `format_number` alone cannot promise that: "1.0,200"
-    would become "1,200". So a number that would begin a thousands group keeps a ".0". Two numbers with
-    nothing between them, which no scanned text has, get a `SEPARATOR`.
+    would become "1,200". So a number that would begin a thousands group keeps a ".0". A number right behind a
+    digit, another number's or the text's, which no scanned text has, gets a `SEPARATOR`.
 
     Args:
         gaps: The text around the numbers, one piece more than there are values.
@@ -366,8 +372,9 @@ def write(gaps: Sequence[str], values: Sequence[float], spreads: Sequence[float 
             parts += format_number(value, spread), gap
         except ValueError as error:
             raise ValueError(f"value {position}: {error}") from None
-    for index in range(2, len(parts) - 1, 2):
-        parts[index] = parts[index] or SEPARATOR
+    for index in range(0, len(parts) - 1, 2):
+        if ends_in_digit(parts[index] or "".join(parts[max(index - 1, 0) : index])):
+            parts[index] += SEPARATOR
     text = "".join(parts)
     end = 0
     for index, part in enumerate(parts):

@@ -24,6 +24,7 @@ from causal_qwen.tokenizer_face import TokenizerFace
 __all__ = ["NUM_TOKEN", "CausalQwen2Processor"]
 
 NUM_TOKEN = "<NUM>"
+NUMBERS = ("value", "text", "written")
 # What numbers are written with, and what stands around them where that matters.
 SPELLED_WITH = "0123456789-.e, "
 # Stands for <NUM> in texts where somebody has typed "<NUM>": a code point that Unicode reserves for internal
@@ -47,7 +48,10 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
     Args:
         tokenizer: The base's, with <NUM> in its vocabulary.
         numbers: "value" turns each number into <NUM> and its value; "text" leaves the digits to the
-            tokenizer, and gives exactly the base's ids.
+            tokenizer, and gives exactly the base's ids. "written" is for a model whose own numbers are values
+            and whose prompts are not: what is read here are prompts, their digits as in "text", without white
+            space at their end; what the model has written, the learned part of a training row, is encoded by
+            `causal_qwen.data` as values.
         chat_template: Jinja template; the tokenizer's by default.
     """
 
@@ -83,7 +87,7 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
         Args:
             text: A string, a list of strings, a chat (list of messages with "role" and "content"), or a list
                 of chats.
-            numbers: "value" or "text", for this call.
+            numbers: "value", "text" or "written", for this call.
             spans: The numbers of each text, where they are known and not to be looked for.
             padding: As for a tokenizer, as are truncation, max_length, padding_side and stride.
             return_tensors: "pt" or "np"; lists by default.
@@ -99,8 +103,10 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
         """
         texts, single, has_special_tokens = self._texts(text)
         mode = self.numbers if numbers is None else _checked(numbers)
+        if mode == "written" and not has_special_tokens:
+            texts = [one.rstrip() for one in texts]
         tokenizer, token = self._reader(texts)
-        if mode == "text":
+        if mode != "value":
             spans = [[] for _ in texts]
         elif spans is None:
             spans = [scan(one) for one in texts]
@@ -170,6 +176,8 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             raise ValueError(f"the chat template refuses these messages: {reason:.300}") from error
         if not (return_tensors is not None or return_dict if tokenize is None else tokenize):
             return text
+        if options.setdefault("numbers", self.numbers) == "written":
+            options["numbers"] = "text"  # a chat ends as its template does
         encoded = self(text, add_special_tokens=False, return_tensors=return_tensors, **options)
         return encoded if return_dict is None or return_dict else encoded["input_ids"]
 
@@ -264,6 +272,16 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
             for ids, (values, lower, upper) in zip(sequences, rows, strict=True)
         ]
 
+    @property
+    def read_as(self) -> str:
+        """How the numbers of a prompt are read, "value" or "text"."""
+        return "value" if self.numbers == "value" else "text"
+
+    @property
+    def written_as(self) -> str:
+        """How the numbers of what the model says are read back, "value" or "text"."""
+        return "text" if self.numbers == "text" else "value"
+
     @cached_property
     def spelling(self) -> dict[str, int] | None:
         """The token of each character that numbers are written with; None where a character has none."""
@@ -335,8 +353,8 @@ class CausalQwen2Processor(SavedWithModule, TokenizerFace, ProcessorMixin):
 
 
 def _checked(numbers: str) -> str:
-    if numbers not in ("value", "text"):
-        raise ValueError(f"numbers is {numbers!r}; choose 'value' or 'text'")
+    if numbers not in NUMBERS:
+        raise ValueError(f"numbers is {numbers!r}; choose 'value', 'text' or 'written'")
     return numbers
 
 

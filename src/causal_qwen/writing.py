@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from causal_qwen.numbers import SEPARATOR, begins_thousands, format_number
+from causal_qwen.numbers import SEPARATOR, begins_thousands, ends_in_digit, format_number
 
 __all__ = ["Writer"]
 
@@ -20,24 +20,20 @@ class Writer:
         self._text = ""  # what waits, behind a few characters that have been handed out
         self._written = 0  # how many these are
         self._numbers: deque[tuple[int, int]] = deque()  # where numbers stand whose ".0" is open
-        self._behind_number = False
 
     def add(self, text: str) -> str:
         """Write words; returns what can be handed out."""
-        if text:
-            self._text += text
-            self._behind_number = False
+        self._text += text
         return self._decided(final=False)
 
     def add_number(self, value: float, spread: float | None = None) -> str:
         """Write a number as `format_number` spells it; returns what can be handed out."""
         spelled = format_number(value, spread)
-        if self._behind_number:
+        if ends_in_digit(self._text):
             self._text += SEPARATOR
         start = len(self._text) + spelled.startswith("-")
         self._text += spelled
         self._numbers.append((start, len(self._text)))
-        self._behind_number = True
         return self._decided(final=False)
 
     def end(self) -> str:

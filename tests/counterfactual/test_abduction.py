@@ -166,6 +166,20 @@ def test_numbers_are_replayed_with_their_values(numeric):
         assert values.tolist() == pytest.approx([99.9, -3.5, 1e6], rel=1e-4)
 
 
+def test_what_was_said_has_values_where_prompts_have_digits(numeric):
+    model, processor = numeric
+    reader = CausalQwen2Processor(processor.tokenizer, numbers="written")
+    found = abduct(model, reader, "It cost 12 or ", " 99.9", draws=1)
+    assert found.tokens == processor(" 99.9")["input_ids"]
+    prompt = prompt_batch(reader, ["It cost 12 or "])
+    assert prompt["input_ids"][0].tolist() == processor.tokenizer("It cost 12 or")["input_ids"]
+    result = counterfactual(
+        model, reader, "It cost 12 or", ["It cost 12 or ", "It cost 13 or"], found, max_new_tokens=2
+    )
+    assert [branch.identical_to_factual for branch in result.interventions] == [True, False]
+    assert [number.value for number in result.factual.numbers] == pytest.approx([99.9], rel=1e-4)
+
+
 def test_a_number_without_read_out_noise_is_refused(numeric):
     model, processor = numeric
     noise = model.action.number_noise.item()

@@ -89,3 +89,64 @@ def test_a_trained_model_says_how_its_rows_are_read(tmp_path):
     assert Reading.of(tmp_path, target="c").target == "c"
     other = Reading.of(tmp_path, template="{a} {d}")
     assert (other.template, other.target, other.append_eos) == ("{a} {d}", None, False)
+
+
+SENTENCES = ["{name} costs {price}.", "The price of {name} is {price}", "{name}: {price}"]
+
+
+def test_of_several_templates_each_row_has_one_whenever_it_is_read():
+    rows = [{"name": f"fig {index}", "price": index} for index in range(60)]
+    reading = Reading(SENTENCES, "price", template_seed=5)
+    texts = [one.prompt + one.completion for one in reading.examples(rows, BadRows())]
+    wordings = [
+        SENTENCES.index(next(s for s in SENTENCES if s.format(**row) == text))
+        for row, text in zip(rows, texts, strict=True)
+    ]
+    assert set(wordings) == {0, 1, 2}
+    assert min(map(wordings.count, range(3))) >= 10
+    again = [one.prompt + one.completion for one in reading.examples(rows[:7], BadRows())]
+    assert again == texts[:7]
+    other = Reading(SENTENCES, "price", template_seed=6).examples(rows, BadRows())
+    assert [one.prompt + one.completion for one in other] != texts
+
+
+def test_predictions_and_evaluations_take_the_first_template():
+    reading = Reading(SENTENCES, "price")
+    rows = [{"name": f"fig {index}", "price": index} for index in range(20)]
+    assert [one.prompt for one in reading.prompts(rows, BadRows())] == [
+        f"fig {index} costs " for index in range(20)
+    ]
+    assert [one.completion for one in reading.examples(rows, BadRows())] == [
+        f"{index}." for index in range(20)
+    ]
+    drawn = Reading(SENTENCES, "price", template_seed=5)
+    assert list(drawn.prompts(rows, BadRows())) == list(reading.prompts(rows, BadRows()))
+
+
+def test_a_trained_model_brings_all_its_templates(tmp_path):
+    recipe = TrainingRecipe(output="o", template=SENTENCES, target="price", seed=3)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    assert Reading.of(tmp_path) == Reading(SENTENCES, "price") == Reading(tuple(SENTENCES), "price")
+    assert Reading.of(tmp_path).templates == tuple(SENTENCES)
+    assert Reading.of(tmp_path, template="{a} {b}", target="b").templates == ("{a} {b}",)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("{name} is dear", r"template 2 of 3 \('{name} is dear'\): the template has no field 'price'"),
+        ("no field", r"template 2 of 3 \('no field'\): .* needs fields by name"),
+        ("{name", r"template 2 of 3 \('{name'\): .* cannot be read"),
+    ],
+)
+def test_the_template_that_cannot_be_used_is_named(wrong, message):
+    reading = Reading([SENTENCES[0], wrong, SENTENCES[2]], "price")
+    for read in (reading.examples, reading.prompts):
+        with pytest.raises(ValueError, match=message):
+            read([], BadRows("skip"))
+
+
+@pytest.mark.parametrize("template", [5, [], (), [5], ["{a}", None], {"{a}": 1}], ids=repr)
+def test_templates_are_texts(template):
+    with pytest.raises(ValueError, match=r"template is .*; it must be a str, or a list of them"):
+        Reading(template)

@@ -1,4 +1,6 @@
-"""The processor: as text, the tokenizer's own ids and the same text; as values, the same but for digits."""
+"""The processor: as text, the tokenizer's own ids and the same text; as values, the same but for digits; as
+prompts of a model that writes values, the text but for white space at its end.
+"""
 
 import functools
 import json
@@ -29,13 +31,15 @@ def processor() -> CausalQwen2Processor:
 
 
 def check_encoding(data: bytes) -> None:
-    """Text → ids → text, digits as text and as values."""
+    """Text → ids → text, digits as text, as values and as a prompt."""
     text = json.loads(data)
     own = processor()
     plain = own(text, numbers="text")
     assert own.decode(plain["input_ids"], plain["numeric_values"]) == text
     if "<NUM>" not in text:
         assert plain["input_ids"] == own.tokenizer(text)["input_ids"]
+    prompt = own(text, numbers="written")
+    assert own.decode(prompt["input_ids"], prompt["numeric_values"]) == text.rstrip()
     gaps, values = parts(text)
     batch = own(text)
     ids, numeric_values = batch["input_ids"], batch["numeric_values"]

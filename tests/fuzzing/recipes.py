@@ -21,10 +21,12 @@ report_to: tensorboard
 seed: 3
 """
 
+SEVERAL = SHORT.replace(b"template: ", b'numbers: value\ntemplate:\n- "{mpg} miles: {Origin}"\n- ')
+
 
 def files() -> list[bytes]:
     """A short recipe, as people write them, and a whole one."""
-    return [SHORT, SHORT, TrainingRecipe(output="out", data="a.csv").to_yaml().encode()]
+    return [SHORT, SEVERAL, TrainingRecipe(output="out", data="a.csv").to_yaml().encode()]
 
 
 def check(data: bytes) -> None:

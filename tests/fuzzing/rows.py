@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from causal_qwen.data import BadRows, Encoder, Reading, read_rows
+from causal_qwen import CausalQwen2Processor
+from causal_qwen.data import BadRows, Encoded, Encoder, Reading, read_rows
 from causal_qwen.data.files import Files
 from fuzzing.inputs import ODD_TEXT, Drawn, Mutated
 from fuzzing.places import written
@@ -46,7 +47,11 @@ TEXTS = [
     {"prompt": "2 + 2 =", "completion": " 4"},
     {"messages": [{"role": "user", "content": "How tall?"}, {"role": "assistant", "content": "1.8 m"}]},
 ]
-READING = Reading("A {Origin} car of {Weight} lbs makes {Miles_per_Gallon} mpg.", "Miles_per_Gallon")
+READING = Reading(
+    ["A {Origin} car of {Weight} lbs makes {Miles_per_Gallon} mpg.", "{Name}, {Weight}: {Miles_per_Gallon}"],
+    "Miles_per_Gallon",
+    template_seed=0,
+)
 
 
 def csv_file(rows: list[dict[str, object]], delimiter: str = ",") -> bytes:
@@ -95,12 +100,28 @@ def check_file(suffix: str, data: bytes) -> None:
     for _, row in rows:
         assert isinstance(row, dict)
     reading = READING if b"Origin" in data else Reading()
-    encoder = Encoder(processor(), reading, max_length=64)
-    skipped = BadRows("skip")
-    encoded = list(encoder.rows(file, skipped))
-    assert all(len(row.input_ids) == len(row.numeric_values) == len(row.labels) for row in encoded)
-    assert len(rows) + skipping.count <= len(encoded) + skipped.count
+    for numbers in ("value", "written"):
+        encoder = Encoder(reader(numbers), reading, max_length=64)
+        skipped = BadRows("skip")
+        encoded = list(encoder.rows(file, skipped))
+        assert all(len(row.input_ids) == len(row.numeric_values) == len(row.labels) for row in encoded)
+        assert len(rows) + skipping.count <= len(encoded) + skipped.count
+        if numbers == "written":
+            assert all(check_read(row, encoder.processor.num_token_id) for row in encoded)
     strict(encoder, file, bad=skipped.count)
+
+
+@functools.cache
+def reader(numbers: str) -> CausalQwen2Processor:
+    """The processor that reads numbers so."""
+    own = processor()
+    return CausalQwen2Processor(own.tokenizer, numbers=numbers, chat_template=own.chat_template)
+
+
+def check_read(row: Encoded, num_token_id: int) -> bool:
+    """Values are learned, or begin a row: a prompt has none."""
+    pairs = list(zip(row.input_ids, row.labels, strict=True))
+    return all(label == token for token, label in pairs[1:] if token == num_token_id)
 
 
 def strict(encoder: Encoder, file: Path, *, bad: int) -> None:

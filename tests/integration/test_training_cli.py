@@ -43,6 +43,25 @@ def test_a_dry_run_shows_what_the_model_will_see(model, tmp_path):
     assert not list(tmp_path.glob("*.run"))
 
 
+def test_prompts_keep_their_digits_unless_values_are_asked_for(model, tmp_path):
+    table = write_table(tmp_path / "table.jsonl")
+    flags = ("--model", model, "--data", table, "--template", TEMPLATE, "--target", "price", "--dry-run")
+    assert invoke(*flags).stdout.count("<NUM") == 3  # the prices of three rows
+    assert invoke(*flags, "--numbers", "value").stdout.count("<NUM") == 6
+
+
+def test_templates_may_be_repeated(model, tmp_path):
+    table = write_table(tmp_path / "table.jsonl")
+    flags = ("--model", model, "--data", table, "--target", "price", "--template", TEMPLATE)
+    shown = invoke(
+        *flags, "--template", "{size} of {name} for {price}", "--dry-run", "--set", "seed=1"
+    ).stdout
+    assert " makes" in shown
+    assert " for" in shown
+    with pytest.raises(ValueError, match=r"template 2 of 2 \('{size}'\): the template has no field 'price'"):
+        invoke(*flags, "--template", "{size}", "-o", tmp_path / "out")
+
+
 def test_flags_stand_above_the_config(model, tmp_path):
     table = write_table(tmp_path / "table.jsonl")
     config = tmp_path / "recipe.yaml"

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
+from causal_qwen.conversion import load_model, load_processor
+from causal_qwen.evaluation import predict
 from causal_qwen.training import train
 from causal_qwen.training.checkpoints import last_checkpoint
 from causal_qwen.training.records import read_records
@@ -49,7 +51,7 @@ def test_a_trained_model_is_saved_whole(model, tmp_path):
     loaded = CausalQwen2ForCausalLM.from_pretrained(result.output)
     assert loaded.writes_numbers
     assert loaded.config.value_center != 0
-    assert CausalQwen2Processor.from_pretrained(result.output).numbers == "value"
+    assert CausalQwen2Processor.from_pretrained(result.output).numbers == "written"
     names = {path.name for path in result.output.iterdir()}
     assert {"README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "evaluation.json"} <= names
     assert not (tmp_path / "out.run").exists()
@@ -69,6 +71,24 @@ def test_a_trained_model_is_saved_whole(model, tmp_path):
             assert record["train/total_loss"] == pytest.approx(total, rel=1e-5)
     with pytest.raises(FileExistsError, match="exists"):
         train(recipe(tmp_path, model))
+
+
+def test_a_model_reads_numbers_as_it_was_trained(model, tmp_path):
+    """Digits in prompts by default; a model with a reading of its own keeps it, unless told otherwise."""
+    options = {"method": "heads", "max_steps": 1}
+    first, value, kept, told = (str(tmp_path / name) for name in ("first", "value", "kept", "told"))
+    train(recipe(tmp_path, model, output=first, **options))
+    train(recipe(tmp_path, model, output=value, numbers="value", **options))
+    train(recipe(tmp_path, value, output=kept, **options))
+    train(recipe(tmp_path, value, output=told, numbers="written", **options))
+    settings = [load_processor(name).numbers for name in (first, value, kept, told)]
+    assert settings == ["written", "value", "value", "written"]
+    trained, processor = load_model(first)
+    prompts = [{"prompt": f"abc: 7 makes{end}"} for end in ("", " ", "  ", "\n")]
+    medians = {one.median for one in predict(trained, processor, prompts, batch_size=1)}
+    assert len(medians) == 1, "white space at the end of a prompt changes no prediction"
+    cards = [(tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("first", "kept")]
+    assert ['numbers="written"' in card for card in cards] == [True, False]
 
 
 def test_eight_batches_of_one_equal_one_of_eight(model, tmp_path):

@@ -10,7 +10,9 @@ def test_names_are_words_in_the_card():
     recipe = TrainingRecipe(
         output="o", model="a`b<img src=x>\n# c", run_name="<script>alert(1)</script> [x](http://e) |\n# y"
     )
-    card = model_card(recipe, {"train/numbers": 7.0}, CausalQwen2Config(), BadRows("skip", count=2))
+    card = model_card(
+        recipe, {"train/numbers": 7.0}, CausalQwen2Config(), BadRows("skip", count=2), numbers="written"
+    )
     assert "<script>" not in card
     assert "[x](" not in card
     assert [line for line in card.splitlines() if line.startswith("# ")] == [
@@ -18,3 +20,4 @@ def test_names_are_words_in_the_card():
     ]
     assert "`a'b<img src=x> # c`" in card  # code: nothing in it is markup
     assert "| train/numbers | numbers learned from | 7 |" in card
+    assert "Digits in prompts are read as the base reads them" in card

@@ -19,6 +19,14 @@ def test_a_recipe_survives_its_file(tmp_path):
     assert dataclasses.replace(recipe, seed=1).batch_size == 3
 
 
+def test_several_templates_survive_the_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("output: out\ntemplate: ['{a} is {b}', '{b} of {a}']\ntarget: b\nnumbers: value\n")
+    recipe = TrainingRecipe.from_yaml(path)
+    assert (recipe.template, recipe.numbers) == (["{a} is {b}", "{b} of {a}"], "value")
+    assert TrainingRecipe.from_mapping(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -39,6 +47,9 @@ def test_a_recipe_survives_its_file(tmp_path):
         ({"streaming": True, "max_steps": 3}, "validation is None; with streaming"),
         ({"fsdp": True, "method": "lora"}, "method is 'lora'; with fsdp"),
         ({"target": "x"}, "target is 'x'; it is a field of a template"),
+        ({"template": []}, r"'template': \[\] does not serve; it must be a sentence with fields, or a list"),
+        ({"template": ["{a}", 5]}, "'template'"),
+        ({"numbers": "text"}, "'numbers' with value 'text'"),
         ({"epochs": float("inf")}, "'epochs': inf does not serve"),
         ({"gate_alpha": float("nan")}, "'gate_alpha': nan does not serve; it must be a finite number"),
         ({"seed": -1}, "'seed': -1 does not serve"),

@@ -79,7 +79,8 @@ def command(
     metrics = evaluation.metrics()
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"model": model, "data": data} | ({"template": reading.template} if reading.template else {})
+        sentence = {"template": reading.templates[0]} if reading.templates else {}
+        facts = {"model": model, "data": data} | sentence
         write_report(evaluation, report, title=f"Evaluation of {Path(model).name}", facts=facts)
         note(f"report: {report}")
     counts = {

@@ -125,7 +125,7 @@ def command(
     settings = {
         "model": state(model),
         "data": row or state(data or ""),
-        "template": reading.template,
+        "template": reading.templates[0] if reading.templates else None,
         "target": reading.target,
         "delimiter": delimiter,
         "encoding": encoding,

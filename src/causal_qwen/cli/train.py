@@ -28,9 +28,17 @@ def command(
         Path | None, typer.Option("--output", "-o", help="Directory of the trained model.")
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help='Sentence of a table\'s row: "A {cut} diamond costs {price}."')
+        list[str] | None,
+        typer.Option(
+            help='Sentence of a table\'s row: "A {cut} diamond costs {price}."; may be repeated, for several '
+            "wordings."
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Field with which the completion begins.")] = None,
+    numbers: Annotated[
+        Literal["written", "value"] | None,
+        typer.Option(help="Which numbers are values: those that are learned, or those of prompts too."),
+    ] = None,
     delimiter: shared.Delimiter = None,
     encoding: shared.Encoding = None,
     validation: Annotated[str | None, typer.Option(help="File to evaluate on.")] = None,
@@ -59,10 +67,11 @@ def command(
     """Teach a model your texts or your table, numbers as numbers, with honest intervals."""
     options: dict[str, Any] = {
         "model": model,
-        "data": (data[0] if len(data) == 1 else data) if data else None,
+        "data": _one_or_several(data),
         "output": str(output) if output else None,
-        "template": template,
+        "template": _one_or_several(template),
         "target": target,
+        "numbers": numbers,
         "delimiter": delimiter,
         "encoding": encoding,
         "validation": validation,
@@ -105,6 +114,10 @@ def command(
         return
     rows = [(name, f"{value:.4g}") for name, value in sorted(result.metrics.items())]
     print_table(f"{recipe.model} → {result.output}", rows)
+
+
+def _one_or_several(values: list[str] | None) -> str | list[str] | None:
+    return values[0] if values and len(values) == 1 else values or None
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:

@@ -45,6 +45,12 @@ MEANINGS = {
     "density_floor": "noise less dense than this share of its peak is never drawn; 0 draws every tail",
 }
 
+READINGS = {
+    "text": "digits, as the base reads and writes them",
+    "value": "values, in prompts and in what is written",
+    "written": "digits in prompts, values in what is written",
+}
+
 
 def describe(source: str | Path) -> dict[str, dict[str, Any]]:
     """Sections of facts on any source that `convert` takes, or on a converted model.
@@ -95,7 +101,7 @@ def _describe_causal(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
         },
         "law": _law(checkpoint),
         "calibration": report.get("calibration", {"mode": "unknown: no conversion.json there"}),
-        "numbers": {"read as": processor.numbers}
+        "numbers": {"read as": processor.numbers, "that is": READINGS[processor.numbers]}
         | {
             name: config[name]
             for name in ("num_token_id", "numeric_encoding", "value_space", "value_center", "value_spread")

@@ -116,8 +116,8 @@ def abduct(
 
     Args:
         model: Who would have said it.
-        processor: Reads prompt and continuation; a number in the continuation is a value where the
-            processor's ``numbers`` is "value".
+        processor: Reads prompt and continuation; a number in the continuation is a value unless the
+            processor's ``numbers`` is "text".
         prompt: Text or chat messages.
         continuation: The observed text (begin it with its space), or its token ids.
         draws: How many individuals; they are successive states of one walk.
@@ -264,7 +264,7 @@ def _observed(
 ) -> tuple[list[int], list[float]]:
     """Ids and values of the continuation, (n,) each."""
     if isinstance(continuation, str):
-        tokens, numbers = encode_text(processor, continuation, begins=False)
+        tokens, numbers = encode_text(processor, continuation, begins=False, numbers=processor.written_as)
     else:
         tokens = [int(token) for token in continuation]
         numbers = [0.0] * len(tokens) if values is None else [float(value) for value in values]

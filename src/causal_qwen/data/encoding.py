@@ -6,14 +6,15 @@ to be answered. Labels are −100 where nothing is to be learned. This module kn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from causal_qwen.data.chats import Chat
-from causal_qwen.data.reading import Example, Reading
+from causal_qwen.data.reading import ASSISTANT, Example, Reading
 from causal_qwen.data.rows import BadRows, Source
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.numbers import Number, scan
@@ -40,13 +41,14 @@ def encode_text(
         processor: Reads numbers.
         text: All of a text, or a part of it.
         begins: Whether it begins a sequence, and is no chat.
-        numbers: "value" or "text"; the processor's by default.
+        numbers: "value" or "text"; as the processor reads prompts by default.
         known: Numbers of the text that are fields of a row, and numbers whatever their digits look like.
 
     Raises:
         ValueError: If the text has half a character, which JSON can write and UTF-8 cannot.
     """
-    spans = [numbers_in(text, known)] if known else None
+    numbers = numbers or processor.read_as
+    spans = [numbers_in(text, known)] if known and numbers == "value" else None
     encoding = processor(text, numbers=numbers, spans=spans, add_special_tokens=False)
     beginning = _beginning(processor) if begins else []
     return [*beginning, *encoding["input_ids"]], [*(0.0 for _ in beginning), *encoding["numeric_values"]]
@@ -119,7 +121,7 @@ class Encoder:
     """Encodes what is to be learned.
 
     Args:
-        processor: Reads numbers as values.
+        processor: Reads the numbers of prompts in its way; those that are learned are values.
         reading: How rows become texts, and what of them is learned.
         max_length: Tokens per row. A text is cut into rows of this length; a prompt with its completion that
             is longer is a bad row.
@@ -155,8 +157,9 @@ class Encoder:
         labels: list[int] = []
         for text, known, learned in self._parts(example):
             begins = example.messages is None and not ids
+            numbers = "value" if learned else self.processor.read_as
             part_ids, part_values = encode_text(
-                self.processor, text, begins=begins, numbers="value", known=known
+                self.processor, text, begins=begins, numbers=numbers, known=known
             )
             ids += part_ids
             values += part_values
@@ -173,20 +176,14 @@ class Encoder:
     def _parts(self, example: Example) -> list[tuple[str, Sequence[Number], bool]]:
         """(text, known numbers, learned): of a chat, what each message adds to the text of those before."""
         if example.messages is None:
+            if self.processor.numbers == "written":
+                example = _joined(example)
             return [
                 (example.prompt, example.prompt_numbers, False),
                 (example.completion, example.completion_numbers, True),
             ]
-        chat, parts, before = Chat(self.processor, example.messages), [], ""
-        for end, message in enumerate(example.messages, start=1):
-            learned = message["role"] == "assistant"
-            if learned:
-                opened = chat.text(end - 1, opened=True)
-                parts.append((_rest(opened, before), False))
-                before = opened
-            text = chat.text(end)
-            parts.append((_rest(text, before), learned))
-            before = text
+        chat = Chat(self.processor, example.messages)
+        parts, _ = _turns(chat, example.messages)
         return [(piece, (), learned) for part, learned in parts for piece in chat.parts(part) if piece]
 
     def _windows(self, whole: Encoded) -> Iterator[Encoded]:
@@ -195,6 +192,55 @@ class Encoder:
             labels = [IGNORE_INDEX, *whole.labels[part][1:]]
             if len(labels) > 1:
                 yield Encoded(whole.input_ids[part], whole.numeric_values[part], labels)
+
+
+def _joined(example: Example) -> Example:
+    """The example with its prompt as "written" reads it, without white space at the end.
+
+    The white space goes over to a completion of words, whose tokens carry their space in front. A number
+    follows the prompt directly: its law is read off the last token that is seen, and must not depend on a
+    space that somebody types or forgets.
+    """
+    prompt = example.prompt.rstrip()
+    if not prompt:
+        return example
+    completion = example.prompt[len(prompt) :] + example.completion
+    moved = len(completion) - len(example.completion)
+    known = example.completion_numbers
+    start = len(completion) - len(completion.lstrip())
+    first = next(iter(numbers_in(example.completion, known)), None)
+    if first is not None and first.start + moved == start:
+        completion, moved = completion[start:], moved - start
+    return replace(
+        example,
+        prompt=prompt,
+        completion=completion,
+        prompt_numbers=(),  # digits, like the rest of the prompt
+        completion_numbers=tuple(
+            replace(number, start=number.start + moved, end=number.end + moved) for number in known
+        ),
+    )
+
+
+def _turns(chat: Chat, messages: Sequence[Mapping[str, str]]) -> tuple[list[tuple[str, bool]], str]:
+    """What each message adds to the text of those before, and whether the assistant has written it; and the
+    whole text.
+
+    Raises:
+        ValueError: If the template rewrites a message when another follows.
+    """
+    parts: list[tuple[str, bool]] = []
+    before = ""
+    for end, message in enumerate(messages, start=1):
+        written = message["role"] == ASSISTANT
+        if written:
+            opened = chat.text(end - 1, opened=True)
+            parts.append((_rest(opened, before), False))
+            before = opened
+        text = chat.text(end)
+        parts.append((_rest(text, before), written))
+        before = text
+    return parts, before
 
 
 def _rest(text: str, before: str) -> str:
@@ -217,19 +263,39 @@ def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[st
     """
     known: Sequence[Number] = ()
     if example.messages is None:
-        pieces, known = [example.prompt], example.prompt_numbers
+        prompt = example.prompt.rstrip() if processor.numbers == "written" else example.prompt
+        pieces, known = [(prompt, processor.read_as)], example.prompt_numbers
     else:
-        chat = Chat(processor, example.messages)
-        pieces = chat.parts(chat.text(opened=True))
+        pieces = _opened(processor, example.messages)
     ids: list[int] = []
     values: list[float] = []
-    for piece in pieces:
-        piece_ids, piece_values = encode_text(processor, piece, begins=example.messages is None, known=known)
+    for piece, numbers in pieces:
+        begins = example.messages is None
+        piece_ids, piece_values = encode_text(processor, piece, begins=begins, numbers=numbers, known=known)
         ids += piece_ids
         values += piece_values
     if not ids:
         raise ValueError("the prompt is empty; give at least one token to continue")
-    return "".join(pieces), Encoded(ids, values, [IGNORE_INDEX] * len(ids))
+    return "".join(piece for piece, _ in pieces), Encoded(ids, values, [IGNORE_INDEX] * len(ids))
+
+
+def _opened(processor: CausalQwen2Processor, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """(text, how its numbers are read) of a chat that awaits its answer; joined, the template's text.
+
+    What the assistant said before is read as it was written, where the template lets it be told apart.
+    """
+    chat = Chat(processor, messages)
+    text = chat.text(opened=True)
+    parts = [(text, False)]
+    if processor.read_as != processor.written_as:
+        with contextlib.suppress(ValueError):  # the template rewrites what was said: all of it is read
+            turns, before = _turns(chat, messages)
+            parts = [*turns, (_rest(text, before), False)]
+    return [
+        (piece, processor.written_as if written else processor.read_as)
+        for part, written in parts
+        for piece in chat.parts(part)
+    ]
 
 
 def numbers_of(rows: Iterable[Encoded], num_token_id: int) -> Tensor:

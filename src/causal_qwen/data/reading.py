@@ -8,7 +8,8 @@ neither tokens nor models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,35 +55,53 @@ class Reading:
     """How rows become texts.
 
     Args:
-        template: Sentence of a table's row; None for rows with texts of their own.
-        target: Field that is to be predicted.
+        template: Sentence of a table's row, or several that say the same; None for rows with texts of their
+            own. Prompts are made by the first, and so are examples unless there is a ``template_seed``.
+        target: Field that is to be predicted; every template has it.
         completion_only: Whether only completions count.
         append_eos: Whether the end of a text counts.
+        template_seed: Draws the template of each example, by its place among the rows: a row has the same
+            sentence whenever it is read.
 
     Raises:
         ValueError: If there is a target without a template, or a value is of another type.
     """
 
-    template: str | None = None
+    template: str | list[str] | tuple[str, ...] | None = None
     target: str | None = None
     completion_only: bool = True
     append_eos: bool = True
+    template_seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("template", str),
-            ("target", str),
-            ("completion_only", bool),
-            ("append_eos", bool),
+        if isinstance(self.template, list):
+            object.__setattr__(self, "template", tuple(self.template))  # frozen, and equal however it came
+        if not isinstance(self.template, str | tuple | None) or (
+            self.template is not None and not all(isinstance(one, str) for one in self.templates or [None])
         ):
+            raise ValueError(f"template is {self.template!r:.40}; it must be a str, or a list of them")
+        for name, kind in (("target", str), ("completion_only", bool), ("append_eos", bool)):
             value = getattr(self, name)
             if not isinstance(value, kind) and not (value is None and kind is str):
                 raise ValueError(f"{name} is {value!r:.40}; it must be a {kind.__name__}")
         if self.target is not None and self.template is None:
             raise ValueError(f"target is {self.target!r}, a field of a template; there is no template")
 
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """The sentences, in their order."""
+        if self.template is None:
+            return ()
+        return (self.template,) if isinstance(self.template, str) else tuple(self.template)
+
     @classmethod
-    def of(cls, directory: str | Path, *, template: str | None = None, target: str | None = None) -> Reading:
+    def of(
+        cls,
+        directory: str | Path,
+        *,
+        template: str | list[str] | tuple[str, ...] | None = None,
+        target: str | None = None,
+    ) -> Reading:
         """As in the recipe that a trained model carries, if it does.
 
         Args:
@@ -101,7 +120,10 @@ class Reading:
 
     def examples(self, source: Source, bad_rows: BadRows) -> Iterator[Example]:
         """The examples of a source, one at a time; what cannot be used goes to ``bad_rows``."""
-        return _read(_example, self._template(), source, bad_rows)
+        templates = self._templates()
+        if self.template_seed is None:
+            templates = templates[:1]
+        return _read(_example, templates, source, bad_rows, self.template_seed)
 
     def prompts(self, source: Source, bad_rows: BadRows) -> Iterator[Example]:
         """What comes before the answer in each row: the sentence up to the target, a prompt, a text, a chat.
@@ -111,30 +133,49 @@ class Reading:
         Raises:
             ValueError: If the template begins with the target.
         """
-        template = self._template()
-        if template is not None and template.begins_with_target:
+        templates = self._templates()[:1]
+        if templates and templates[0].begins_with_target:
             raise ValueError(
                 f"the template begins with {{{self.target}}}; a prediction needs some text before it"
             )
-        return _read(read_prompt, template, source, bad_rows)
+        return _read(read_prompt, templates, source, bad_rows, None)
 
-    def _template(self) -> Template | None:
-        return None if self.template is None else Template(self.template, self.target)
+    def _templates(self) -> list[Template]:
+        """All of them, so that one that cannot be used is named before any row is read."""
+        count, templates = len(self.templates), []
+        for index, text in enumerate(self.templates, start=1):
+            try:
+                templates.append(Template(text, self.target))
+            except ValueError as error:
+                if count == 1:
+                    raise
+                raise ValueError(f"template {index} of {count} ({text!r:.60}): {error}") from None
+        return templates
 
 
 def _read(
     read: Callable[[str, Row, Template | None], Example],
-    template: Template | None,
+    templates: Sequence[Template],
     source: Source,
     bad_rows: BadRows,
+    seed: int | None,
 ) -> Iterator[Example]:
-    for where, row in read_rows(source, bad_rows=bad_rows):
+    for index, (where, row) in enumerate(read_rows(source, bad_rows=bad_rows)):
+        template = templates[_draw(seed, index, len(templates))] if templates else None
         try:
             example = read(where, row, template)
         except ValueError as error:
             bad_rows.add(where, str(error))
             continue
         yield replace(example, row=row)
+
+
+def _draw(seed: int | None, index: int, count: int) -> int:
+    """One of ``count``, by seed and index alone: no order of reading can change it."""
+    if count == 1:
+        return 0
+    digest = hashlib.blake2b(f"{seed} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % count
 
 
 def _example(where: str, row: Row, template: Template | None) -> Example:

@@ -27,10 +27,22 @@ SHOWN = {
 }
 
 
+READ = {
+    "written": "Digits in prompts are read as the base reads them, white space at their end is not read, and "
+    "the numbers that the model writes are values",
+    "value": "Numbers in prompts and those that the model writes are values",
+}
+
+
 def model_card(
-    recipe: TrainingRecipe, metrics: Mapping[str, float], config: CausalFields, bad_rows: BadRows
+    recipe: TrainingRecipe,
+    metrics: Mapping[str, float],
+    config: CausalFields,
+    bad_rows: BadRows,
+    *,
+    numbers: str,
 ) -> str:
-    """README.md of a trained model."""
+    """README.md of a trained model whose processor has this ``numbers``."""
     rows = [
         f"| {name} | {text} | {metrics[name]:.4g} |"
         for name, text in SHOWN.items()
@@ -60,6 +72,7 @@ Trained from {code(recipe.model)} with method `{recipe.method}`, learning rate {
 
 Metrics are of the validation rows, deterministic. Numbers live in {config.value_space} value space, center
 {config.value_center:.6g}, spread {config.value_spread:.6g}. Intervals are {intervals}.
+{READ[numbers]} (`numbers="{numbers}"`).
 
 ```python
 from causal_qwen import CausalQwen2Processor

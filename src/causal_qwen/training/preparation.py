@@ -53,19 +53,21 @@ class Rows:
 
 
 def load_model(recipe: TrainingRecipe) -> tuple[CausalLM, CausalQwen2Processor]:
-    """The model in the recipe's dtype, and a processor that reads numbers as values."""
+    """The model in the recipe's dtype, and a processor that reads numbers as the recipe says."""
     model, processor = conversion.load_model(recipe.model, dtype=recipe.dtype, seed=recipe.seed)
-    return model, _reading_values(processor)
+    return model, _reading_numbers(processor, recipe)
 
 
 def load_processor(recipe: TrainingRecipe) -> CausalQwen2Processor:
     """The processor alone."""
-    return _reading_values(conversion.load_processor(recipe.model))
+    return _reading_numbers(conversion.load_processor(recipe.model), recipe)
 
 
-def _reading_values(processor: CausalQwen2Processor) -> CausalQwen2Processor:
+def _reading_numbers(processor: CausalQwen2Processor, recipe: TrainingRecipe) -> CausalQwen2Processor:
+    """By default a model that has learned to read numbers reads them on in that way; "text" is a base's."""
+    own = "written" if processor.numbers == "text" else processor.numbers
     template = processor.chat_template
-    return CausalQwen2Processor(processor.tokenizer, numbers="value", chat_template=template)
+    return CausalQwen2Processor(processor.tokenizer, numbers=recipe.numbers or own, chat_template=template)
 
 
 def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source: Source | None) -> Rows:
@@ -130,7 +132,13 @@ def check_files(recipe: TrainingRecipe) -> None:
 
 
 def _reading(recipe: TrainingRecipe) -> Reading:
-    return Reading(recipe.template, recipe.target, recipe.completion_only, recipe.append_eos)
+    return Reading(
+        recipe.template,
+        recipe.target,
+        recipe.completion_only,
+        recipe.append_eos,
+        template_seed=recipe.seed,
+    )
 
 
 def _files(recipe: TrainingRecipe, paths: str | list[str]) -> Files:

@@ -38,6 +38,7 @@ FINITE = _rule(math.isfinite, "a finite number")
 SEED = _rule(lambda value: 0 <= value < 2**32, "at least 0 and below 2³²")
 NOT_BLANK = _rule(lambda value: bool(value.strip()), "a name")
 SHARE = _rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
+SENTENCES = _rule(lambda value: value not in ("", []), "a sentence with fields, or a list of them")
 LONGEST_MESSAGE = 400  # characters; a value may be a page long
 TRACKERS = ("wandb", "tensorboard", "trackio")
 TRACKED = _rule(lambda names: set(names) <= set(TRACKERS), f"a list of {', '.join(TRACKERS)}")
@@ -54,9 +55,13 @@ class TrainingRecipe:
         output: Directory of the trained model; it appears only when it is complete. The run itself lives
             beside it, in OUTPUT.run, until then.
         model: A converted directory, or a source such as smollm2, which is converted first.
-        template: Makes a sentence of each row of a table.
+        template: Makes a sentence of each row of a table. Of several, one is drawn for each row, by ``seed``,
+            so that no single wording is learned; predictions are made with the first.
         target: Field of the template with which the completion begins: a number in every row, unless the
             template writes it as text, {target!s}.
+        numbers: How numbers are read: "written" leaves the digits of prompts to the base and makes values of
+            what is learned, completions and the assistant's turns; "value" makes values of all. None keeps
+            the reading of a model that was trained before, and is "written" for one that was not.
         delimiter: Between the cells of CSV files; None takes a tab in .tsv, else a comma, or what separates a
             header that has no comma.
         encoding: Of the data's text, such as latin-1; None is UTF-8.
@@ -123,8 +128,9 @@ class TrainingRecipe:
     data: str | list[str] | None = None
     output: str = validated_field(NOT_BLANK)
     model: str = validated_field(NOT_BLANK, default="smollm2")
-    template: str | None = None
+    template: str | list[str] | None = validated_field(SENTENCES, default=None)
     target: str | None = None
+    numbers: Literal["written", "value"] | None = None
     delimiter: str | None = None
     encoding: str | None = None
     validation: str | None = None

@@ -356,7 +356,8 @@ def _save(
             json.dumps(defined(metrics), indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
         (temporary / "README.md").write_text(
-            model_card(recipe, metrics, model.config, parts.bad_rows), encoding="utf-8"
+            model_card(recipe, metrics, model.config, parts.bad_rows, numbers=processor.numbers),
+            encoding="utf-8",
         )
         (temporary / METRICS_FILE).write_text(as_lines(records), encoding="utf-8")
         draw_curves(records, temporary / "curves.png")
