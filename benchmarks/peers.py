@@ -220,9 +220,7 @@ def _columns(table: Dataset, text: str | None, *, standardised: bool = False) ->
 
     parts: list[Any] = []
     if table.numbers:
-        parts.append(
-            ("numbers", StandardScaler() if standardised else "passthrough", list(table.numbers))
-        )
+        parts.append(("numbers", StandardScaler() if standardised else "passthrough", list(table.numbers)))
     if table.words:
         encoder = OneHotEncoder(handle_unknown="ignore", min_frequency=3, sparse_output=False)
         parts.append(("words", encoder, list(table.words)))

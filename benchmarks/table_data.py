@@ -138,7 +138,18 @@ def diabetes() -> Dataset:
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(scaled=False)
-    names = ("age", "sex", "bmi", "pressure", "cholesterol", "ldl", "hdl", "ratio", "triglycerides", "glucose")
+    names = (
+        "age",
+        "sex",
+        "bmi",
+        "pressure",
+        "cholesterol",
+        "ldl",
+        "hdl",
+        "ratio",
+        "triglycerides",
+        "glucose",
+    )
     rows = [
         dict(zip(names, map(float, values), strict=True)) | {"progression": float(label)}
         for values, label in zip(bunch.data, bunch.target, strict=True)
