@@ -60,7 +60,7 @@ class CausalFields(SavedWithModule):
         gate_alpha: α of the number gate.
         gate_gradient: Whether the number loss may move P_<NUM>.
         number_token_gradient: Whether the word loss moves the features before a number. Where a number always
-            follows, all that it teaches them is to be alike; without it, b, C and W alone learn to expect one.
+            follows, all that it teaches them is to be alike; without it b, C and W learn to expect one.
         reg_loss_weight: λ, the weight of the number loss.
         classification_loss_weight: Weight of the One-vs-Rest loss.
         softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.

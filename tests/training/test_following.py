@@ -38,9 +38,7 @@ def numbers(model, *, rows=80, shift=0.0, stretch=1.0, first=0):
     targets = (factors @ torch.tensor([1.0, -0.5, 0.3])).tolist()
     loc_U = stretch * (factors @ directions) + shift
     scale_U = torch.full((width,), 1e-6)
-    return [
-        NumberFeatures(bytes([first + row]), loc_U[row], scale_U, targets[row]) for row in range(rows)
-    ]
+    return [NumberFeatures(bytes([first + row]), loc_U[row], scale_U, targets[row]) for row in range(rows)]
 
 
 def error(model, entries):
@@ -88,6 +86,16 @@ def test_only_the_latest_are_kept(model):
     assert len(following) == 50
     following.solve()
     assert error(model, numbers(model, rows=40, shift=3.0)) < 0.1
+
+
+def test_the_latest_say_where_the_features_are_now(model, following):
+    """All features have shrunk, and only some rows have come again since."""
+    before, after = numbers(model, rows=200), numbers(model, rows=200, stretch=0.5)
+    following.add(before)
+    following.add(after[:70])
+    following.solve()
+    assert error(model, after[100:]) < 0.05
+    assert error(model, before) > 0.3
 
 
 def test_too_few_numbers_and_equal_ones_change_nothing(model, following):

@@ -4,6 +4,9 @@ Variable projection: on given features the likeliest head is known (`cauchy_regr
 the number loss are left to shape the features. A head that gradients move as well lags behind them, and a
 fixed one diverges. The features come from the forward passes of training itself, the latest of each number.
 
+Features that are some steps old have another mean and another spread. So all that are kept say which
+direction tells numbers apart, and the latest of them how far along it a number is.
+
 The ridge is strong. A gentle slope survives features that move under it, and it makes the backbone put what
 tells numbers apart into directions of large variance, where no precision loses it.
 """
@@ -23,9 +26,11 @@ from causal_qwen.losses import IGNORE_INDEX
 
 __all__ = ["FollowingHead", "NumberFeatures", "number_head"]
 
-MOST_NUMBERS = 1024  # features that are kept
+MOST_NUMBERS = 512  # features that are kept: more are older, and no better
+LATEST_NUMBERS = 64  # of these, the ones that say where the features are now
 FEWEST_NUMBERS = 16  # fewer say nothing about a slope
-STRENGTHS = (1e-2, 1e-3)  # of the ridge
+# Of the ridge; at first by way of stronger ones, whose lines cannot follow wrong labels.
+STRENGTH, FIRST_STRENGTHS = 1e-3, (1.0, 1e-1, 1e-2, 1e-3)
 # Least β_Y in training, in units of value_spread: narrower than this, far numbers pull no more.
 NARROWEST = 0.05
 HEAD = ("action.number.weight", "action.number.bias", "action.number_noise")
@@ -65,6 +70,7 @@ class FollowingHead:
         self.model, self.every, self.capacity = model, every, capacity
         self.weight, self.bias, self.noise = number_head(module)
         self._latest: dict[bytes, NumberFeatures] = {}  # oldest first
+        self._is_solved = False  # before, the head says nothing about where to begin
 
     def __len__(self) -> int:
         return len(self._latest)
@@ -109,21 +115,32 @@ class FollowingHead:
 
     @torch.no_grad()
     def solve(self) -> None:
-        """Set w and b_Y to the likeliest line, β_Y to what scale_Y lacks; fewer than 16 numbers set nothing."""
+        """Set w and b_Y to the likeliest line, β_Y to what scale_Y lacks; below 16 numbers nothing is set."""
         if len(self) < FEWEST_NUMBERS:
             return
         numbers = list(self._latest.values())
         target = torch.tensor([number.target for number in numbers], dtype=torch.float64)
         if target.min() == target.max():
             return
-        fit = cauchy_regression(
-            torch.stack([number.loc_U for number in numbers]), target, strengths=STRENGTHS
+        loc_U, scale_U = (
+            torch.stack([getattr(number, name) for number in numbers]).double()
+            for name in ("loc_U", "scale_U")
         )
-        scale_U = torch.stack([number.scale_U for number in numbers]).double()
-        from_causes = float((scale_U @ fit.slope.abs()).median())
-        self.weight.copy_(fit.slope[None])
-        self.bias.fill_(fit.intercept)
-        self.noise.fill_(max(max(fit.scale, NARROWEST) - from_causes, 0.1 * NARROWEST))
+        residuals = None
+        if self._is_solved:
+            residuals = target - loc_U @ self.weight[0].double().cpu() - self.bias.double().cpu()
+        for strength in (STRENGTH,) if self._is_solved else FIRST_STRENGTHS:
+            fit = cauchy_regression(loc_U, target, strengths=(strength,), residuals=residuals, folds=0)
+            residuals = fit.left_out
+        slope = fit.slope
+        along = (loc_U @ slope)[-LATEST_NUMBERS:, None]
+        line = cauchy_regression(along, target[-LATEST_NUMBERS:], strengths=(STRENGTH,), folds=0)
+        slope = slope * line.slope
+        from_causes = float((scale_U @ slope.abs()).median())
+        self.weight.copy_(slope[None])
+        self.bias.fill_(line.intercept)
+        self._is_solved = True
+        self.noise.fill_(max(max(line.scale, NARROWEST) - from_causes, 0.1 * NARROWEST))
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is kept, as tensors, for a checkpoint."""
@@ -135,10 +152,12 @@ class FollowingHead:
             "loc_U": torch.stack([number.loc_U for number in numbers]) if numbers else empty,
             "scale_U": torch.stack([number.scale_U for number in numbers]) if numbers else empty,
             "targets": torch.tensor([number.target for number in numbers], dtype=torch.float64),
+            "is_solved": torch.tensor(self._is_solved),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Keep what a checkpoint holds; its weights hold the head."""
+        self._is_solved = bool(state["is_solved"])
         rows = zip(state["keys"].tolist(), state["loc_U"], state["scale_U"], state["targets"], strict=True)
         self._latest = {
             bytes(key): NumberFeatures(bytes(key), loc_U, scale_U, float(target))

@@ -95,8 +95,8 @@ def hold_constants(model: nn.Module, config: CausalFields, *, following: bool) -
 
 
 class _Resumable(TrainerCallback):
-    """Keeps what transformers does not restore: the epoch's row order, what a record averages, the features that
-    the number head follows.
+    """What a step needs beside transformers: the epoch's row order after a restart, what a record averages, a
+    number head that follows.
     """
 
     def __init__(self, trainer: CausalTrainer) -> None:
