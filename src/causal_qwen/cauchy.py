@@ -48,6 +48,11 @@ class Cauchy:
         """The same law in another dtype or on another device, as in `Tensor.to`."""
         return Cauchy(self.loc.to(*options), self.scale.to(*options))
 
+    def held(self, where: Tensor) -> Cauchy:
+        """The same law, with no gradient to the elements that ``where`` marks."""
+        loc, scale = (torch.where(where, tensor.detach(), tensor) for tensor in (self.loc, self.scale))
+        return Cauchy(loc, scale)
+
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Cauchy:
         """W·X + b ~ Cauchy(W·loc + b, |W|·scale), the sum of independent dimensions.
 

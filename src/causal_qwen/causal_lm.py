@@ -291,9 +291,13 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         labels, U, U0, Y = labels[valid], U[valid], U0[valid], Y[valid]  # (N,), (N, D), (N,), (N,)
         share = 1.0 if num_items_in_batch is None else labels.numel() / num_items_in_batch
         num_items = max(labels.numel(), 1) if num_items_in_batch is None else num_items_in_batch
+        U_words, U0_words = U, U0
+        if not config.number_token_gradient and config.num_token_id is not None:
+            is_num = labels == config.num_token_id
+            U_words, U0_words = U.held(is_num[:, None]), U0.held(is_num)
         cls_loss = ovr_loss(
-            U,
-            U0,
+            U_words,
+            U0_words,
             self.lm_head.weight,
             labels,
             bias=action.bias,
@@ -314,7 +318,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
 
         loss = config.classification_loss_weight * cls_loss + config.reg_loss_weight * reg_loss
         if config.softmax_loss_weight:
-            logits = exact(self.token_logits(U.loc))  # (N, V)
+            logits = exact(self.token_logits(U_words.loc))  # (N, V)
             softmax_loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / num_items
             loss = loss + config.softmax_loss_weight * softmax_loss
         return loss, cls_loss, reg_loss

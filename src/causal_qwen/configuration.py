@@ -66,6 +66,8 @@ class CausalFields(SavedWithModule):
             hold them in digits; None leaves <NUM> there.
         gate_alpha: α of the number gate.
         gate_gradient: Whether the number loss may move P_<NUM>.
+        number_token_gradient: Whether the word loss moves the features before a number. Where a number always
+            follows, all that it teaches them is to be alike; without it b, C and W learn to expect one.
         reg_loss_weight: λ, the weight of the number loss.
         classification_loss_weight: Weight of the One-vs-Rest loss.
         softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.
@@ -110,6 +112,7 @@ class CausalFields(SavedWithModule):
     number_spelling: dict[str, int] | None = None
     gate_alpha: float | int = 0.0
     gate_gradient: bool = False
+    number_token_gradient: bool = True
     reg_loss_weight: float | int = 1.0
     classification_loss_weight: float | int = 1.0
     softmax_loss_weight: float | int = 0.0

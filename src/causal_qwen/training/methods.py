@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import Collator
 from causal_qwen.training.features import HeadsOnly, cache_features, collate_features
+from causal_qwen.training.following import number_head
 from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
@@ -91,14 +92,16 @@ def _shard(model: CausalLM, arguments: TrainingArguments) -> None:
     """Cut the parameters in place, a share for each process, which all call this.
 
     Layers are gathered one at a time while they compute; embedding, norm and heads as one group. Scalars
-    cannot be cut: every process holds them, and their gradients are averaged by `CausalTrainer`.
+    cannot be cut: every process holds them, and their gradients are averaged by `CausalTrainer`. The number
+    head has no gradients: every process solves for all of it.
     """
     model.to(arguments.device)
     mesh = init_device_mesh(arguments.device.type, (arguments.world_size,))
-    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+    whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+    whole |= set(number_head(model))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh, ignored_params=scalars)
+    fully_shard(model, mesh=mesh, ignored_params=whole)
 
 
 def as_one_model(

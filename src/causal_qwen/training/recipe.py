@@ -108,6 +108,8 @@ class TrainingRecipe:
         number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
             sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
             data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
+        solve_steps: Steps between two solutions of the number head, which with a backbone that learns is not
+            trained but solved for on the latest features (methods "full" and "lora").
         refit_numbers: Whether the number head is solved for once more when training ends, and kept if its
             leave-one-out error is the smaller one.
         refit_words: Whether the width of scale_S and a common shift of C are solved for once more when
@@ -171,6 +173,7 @@ class TrainingRecipe:
     ovr_gradient_bound: float | int | None = validated_field(POSITIVE, default=None)
     value_space: Literal["log", "linear"] = "log"
     number_start: Literal["fit", "plain"] = "plain"
+    solve_steps: int = validated_field(COUNT, default=2)
     refit_numbers: bool = True
     refit_words: bool = False
     early_stopping: int = validated_field(NOT_NEGATIVE, default=0)

@@ -38,6 +38,7 @@ from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import enter_workspace, flush_to_disk, last_checkpoint, leave_workspace
 from causal_qwen.training.curves import draw_curves
 from causal_qwen.training.diagnostics import Diagnostics
+from causal_qwen.training.following import FollowingHead
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, check_files, load_model, prepare_rows
 from causal_qwen.training.progress import Progress
@@ -153,11 +154,16 @@ def _run(
     _prepare_model(model, recipe, parts, batches)
 
     prepared = trainable(model, recipe, parts, collator, arguments)
-    hold_constants(prepared.module, model.config)
+    checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
+    following = None
+    if recipe.method != "heads":
+        following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
+        if checkpoint is None:
+            following.fill(batches(parts.sample))
+    hold_constants(prepared.module, model.config, following=following is not None)
     measure = partial(_measure, processor=processor, parts=parts, batches=batches)
     evaluation = partial(measure, model) if parts.validation else None
-    trainer = _trainer(prepared, processor, recipe, arguments, evaluation, progress)
-    checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
+    trainer = _trainer(prepared, processor, recipe, arguments, evaluation, following, progress)
     try:
         seconds = trainer.run(checkpoint)
     finally:
@@ -229,6 +235,7 @@ def _prepare_model(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches
     config = model.config
     for name in LOSS_FIELDS:
         setattr(config, name, getattr(recipe, name))
+    config.number_token_gradient = False
     config.conformal_scores = None  # they belong to the model as it was
     if config.num_token_id is None:
         raise ValueError(f"{recipe.model} has no <NUM> token; `causal-qwen convert` its base")
@@ -282,6 +289,7 @@ def _trainer(
     recipe: TrainingRecipe,
     arguments: TrainingArguments,
     evaluation: Callable[[], dict[str, float]] | None,
+    following: FollowingHead | None,
     progress: Callable[[str], None] | None,
 ) -> CausalTrainer:
     trainer = CausalTrainer(
@@ -289,6 +297,7 @@ def _trainer(
         num_token_id=processor.num_token_id,
         lengths=prepared.lengths,
         evaluation=evaluation,
+        following=following,
         model=prepared.module,
         args=arguments,
         train_dataset=prepared.train,

@@ -1,7 +1,8 @@
 """CausalTrainer: transformers' Trainer, with what a causal model adds.
 
-Two sums with two divisors (tokens and numbers), larger steps for the heads, atomic checkpoints, a row order
-that survives a restart, and a guard against losses that are no numbers.
+Two sums with two divisors (tokens and numbers), larger steps for the heads, a number head that follows the
+features, atomic checkpoints, a row order that survives a restart, and a guard against losses that are no
+numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerState
@@ -21,6 +23,7 @@ from causal_qwen.configuration import CausalFields
 from causal_qwen.conversion.files import disk_errors
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.training.checkpoints import BAD_BATCH, STAGING, publish, readable, rotate
+from causal_qwen.training.following import FollowingHead, NumberFeatures, number_head
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import EpochSampler
 
@@ -45,6 +48,7 @@ LOG_NAMES = {
     "eval_loss": "eval/total_loss",
 }
 TRAINER_STATE = "trainer_state.json"
+NUMBER_FEATURES = "number_features.pt"
 
 
 class TrainingDiverged(ValueError):
@@ -72,8 +76,8 @@ def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str,
     ]
 
 
-def hold_constants(model: nn.Module, config: CausalFields) -> None:
-    """Fix what the configuration does not learn, and b_noise.
+def hold_constants(model: nn.Module, config: CausalFields, *, following: bool) -> None:
+    """Fix what the configuration does not learn, b_noise, and a number head that is solved for.
 
     Only the sum scale_U + |b_noise| enters the loss, so that b_noise stays where calibration put it; there it
     is about 1e-5, and a step of any usual size would be many times that.
@@ -85,10 +89,15 @@ def hold_constants(model: nn.Module, config: CausalFields) -> None:
             parameter.requires_grad_(config.learn_numeric_direction)
         elif name.endswith("threshold") and not config.learn_threshold:
             parameter.requires_grad_(False)
+    if following:
+        for parameter in number_head(model):
+            parameter.requires_grad_(False)
 
 
 class _Resumable(TrainerCallback):
-    """Keeps what transformers does not restore: the epoch's row order, and what a record averages."""
+    """What a step needs beside transformers: the epoch's row order after a restart, what a record averages, a
+    number head that follows.
+    """
 
     def __init__(self, trainer: CausalTrainer) -> None:
         self.trainer = trainer
@@ -103,6 +112,7 @@ class _Resumable(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         control.should_log = control.should_log or control.should_save
+        self.trainer.follow(state.global_step)
 
 
 class CausalTrainer(Trainer):
@@ -113,6 +123,7 @@ class CausalTrainer(Trainer):
         num_token_id: <NUM>, to count numbers.
         lengths: Tokens of each training row; None for a stream.
         evaluation: Computes eval/* and dist/* at each evaluation; None evaluates the loss alone.
+        following: The number head, solved while the features move; None trains it as any other head.
         **options: As for Trainer.
     """
 
@@ -123,8 +134,11 @@ class CausalTrainer(Trainer):
         num_token_id: int,
         lengths: Sequence[int] | None,
         evaluation: Callable[[], dict[str, float]] | None = None,
+        following: FollowingHead | None = None,
         **options: Any,
     ) -> None:
+        self.following = following
+        self._numbers: list[NumberFeatures] = []  # of this step
         self.recipe, self.num_token_id, self.evaluation = recipe, num_token_id, evaluation
         self.trained_tokens = 0
         self._staging: Path | None = None
@@ -154,8 +168,19 @@ class CausalTrainer(Trainer):
                 self._load_from_checkpoint(state.best_model_checkpoint or str(checkpoint))
                 return 0.0
         with readable(checkpoint):
+            if checkpoint is not None and self.following is not None:
+                self.following.load_state_dict(torch.load(checkpoint / NUMBER_FEATURES, weights_only=True))
             outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return float(outcome.metrics["train_runtime"])
+
+    def follow(self, step: int) -> None:
+        """Let the number head see the step's features of all processes, and every few steps follow them."""
+        if self.following is None:
+            return
+        numbers, self._numbers = self._numbers, []
+        self.following.add(gather_object(numbers) if self.args.world_size > 1 else numbers)
+        if step % self.following.every == 0:
+            self.following.solve()
 
     def start_record(self, step: int) -> None:
         """Begin to average the parts of the loss."""
@@ -214,6 +239,8 @@ class CausalTrainer(Trainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if training:
             self._last_batch = inputs
+            if self.following is not None:
+                self._numbers += self.following.read(inputs, outputs)
             self._check_finite(loss, "the loss")
             self._parts["cls"] += float(outputs.cls_loss.detach())
             self._parts["reg"] += float(outputs.reg_loss.detach())
@@ -284,6 +311,8 @@ class CausalTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(staged / TRAINER_STATE))
+            if self.following is not None:
+                torch.save(self.following.state_dict(), staged / NUMBER_FEATURES)
             publish(staged, target)
             rotate(root, keep=self.args.save_total_limit or 0, protected=self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
