@@ -146,8 +146,8 @@ class CausalFields(SavedWithModule):
         folds = self.conformal_folds
         if folds is not None and (scores is None or not _are_folds(folds, len(scores), self.number_folds)):
             raise ValueError(
-                f"conformal_folds begin {folds[:3]}; one fold below number_folds ({self.number_folds}) belongs "
-                "to each of the conformal_scores"
+                f"conformal_folds begin {folds[:3]}; one fold below number_folds ({self.number_folds}) "
+                "belongs to each of the conformal_scores"
             )
         limits = self.value_range
         if limits is not None and not (len(limits) == 2 and -math.inf < limits[0] <= limits[1] < math.inf):

@@ -238,10 +238,7 @@ class ActionNetwork(nn.Module):
         self.number = nn.Linear(causal_size, 1, dtype=torch.float32)  # w and b_Y
         self.number_noise = nn.Parameter(torch.empty((), dtype=torch.float32))  # β_Y
         self.support = NumberSupport(causal_size, support_rank)
-        self.register_buffer("fold_slopes", torch.zeros(folds, causal_size, dtype=torch.float32))
-        self.register_buffer("fold_intercepts", torch.zeros(folds, dtype=torch.float32))
-        self.fold_slopes: Tensor  # (K, D)
-        self.fold_intercepts: Tensor  # (K,)
+        self.keep_folds(torch.zeros(folds, causal_size), torch.zeros(folds))
         self.reset_parameters()
 
     def reset_parameters(
@@ -321,6 +318,13 @@ class ActionNetwork(nn.Module):
         with _float32(U.loc):
             Y = U.linear(exact(self.number.weight), exact(self.number.bias))  # (..., 1)
         return Cauchy(Y.loc.squeeze(-1), Y.scale.squeeze(-1) + exact(magnitude(self.number_noise)))
+
+    def keep_folds(self, slopes: Tensor, intercepts: Tensor) -> None:
+        """Number heads (K, D) and (K,) that were each solved without a fold; saved where there are any."""
+        self.fold_slopes: Tensor
+        self.fold_intercepts: Tensor
+        self.register_buffer("fold_slopes", slopes.float(), persistent=len(slopes) > 0)
+        self.register_buffer("fold_intercepts", intercepts.float(), persistent=len(slopes) > 0)
 
     def fold_numbers(self, U: Cauchy) -> Tensor:
         """loc_Y of U' (..., D) by the head without each fold, (..., K)."""

@@ -1,9 +1,10 @@
 """Intervals of numbers: from a level to the ends of an interval, and whether it can be trusted.
 
-The law's own interval is loc_Y ± tan(π·level/2)·scale_Y. A conformal map replaces the multiple by standardised
-residuals r = |g(v) − loc_Y|/scale_Y that no fit had seen: numbers set aside (split conformal: a quantile of
-them), or each training number under a head that was solved without its fold (CV+: quantiles of that head's
-loc_Y ± r·scale_Y). Whatever the law gets wrong, the interval then covers a new, exchangeable number.
+The law's own interval is loc_Y ± tan(π·level/2)·scale_Y. A conformal map replaces the multiple by
+standardised residuals r = |g(v) − loc_Y|/scale_Y that no fit had seen: numbers set aside (split conformal: a
+quantile of them), or each training number under a head that was solved without its fold (CV+: quantiles of
+that head's loc_Y ± r·scale_Y). Whatever the law gets wrong, the interval then covers a new, exchangeable
+number.
 
 A row beyond what training has seen is not exchangeable: its interval is the law's, widened by its leverage.
 This module knows the laws; it does not know models, nor where residuals come from.
@@ -22,7 +23,17 @@ from causal_qwen.cauchy import Cauchy, central_multiple
 from causal_qwen.heads import ActionNetwork
 from causal_qwen.value_space import ValueSpace
 
-__all__ = ["Numbers", "cv_plus", "farthest", "interval", "multiple", "read_numbers"]
+__all__ = [
+    "Numbers",
+    "cv_plus",
+    "farthest",
+    "interval",
+    "interval_kind",
+    "leverage",
+    "multiple",
+    "read_numbers",
+    "report",
+]
 
 # (n + 1)·level is meant as a decimal number: 100·0.29 must not become 29.000000000000004 and then rank 30.
 DIGITS = 9
@@ -108,6 +119,18 @@ def read_numbers(
         level: Probability of the intervals, in (0, 1).
         raw: Whether intervals are the Cauchy law's own.
     """
+    return report(config, Y, action.fold_numbers(U), leverage(action, U), level, raw=raw)
+
+
+def leverage(action: ActionNetwork, U: Cauchy) -> Tensor | None:
+    """How far causes U' (..., D) lie from what the number head has seen, (...), 1 at its border."""
+    return action.support(U.loc).clamp(max=1e12).double() if action.support.is_known else None
+
+
+def report(
+    config: Any, Y: Cauchy, fold_locs: Tensor, reach: Tensor | None, level: float, *, raw: bool = False
+) -> Numbers:
+    """`read_numbers` of numbers Y (...) whose loc_Y by fold (..., K) and leverage (...) are known."""
     space = ValueSpace(config.value_space, config.value_center, config.value_spread)
     scores, folds = config.conformal_scores, config.conformal_folds
     law = interval(Y, level)
@@ -116,16 +139,14 @@ def read_numbers(
     elif folds is None:
         ends = interval(Y, level, scores)
     else:
-        ends = cv_plus(Y, action.fold_numbers(U), level, scores, folds)
+        ends = cv_plus(Y, fold_locs, level, scores, folds)
     median, limits = space.decode(Y.loc), config.value_range
-    if limits is None or not action.support.is_known:
+    if limits is None or reach is None:
         return Numbers(median, space.decode(ends[0]), space.decode(ends[1]), None)
-
-    leverage = action.support(U.loc).clamp(max=1e12)
-    extrapolates = (leverage > 1) | (median < limits[0]) | (median > limits[1])
-    reach = (law[1] - Y.loc).double() * leverage.double().clamp(min=1).sqrt()
-    lower = space.decode(torch.where(extrapolates, Y.loc.double() - reach, ends[0].double()))
-    upper = space.decode(torch.where(extrapolates, Y.loc.double() + reach, ends[1].double()))
+    extrapolates = (reach > 1) | (median < limits[0]) | (median > limits[1])
+    half = (law[1] - Y.loc).double() * reach.clamp(min=1).sqrt()
+    lower = space.decode(torch.where(extrapolates, Y.loc.double() - half, ends[0].double()))
+    upper = space.decode(torch.where(extrapolates, Y.loc.double() + half, ends[1].double()))
     low, high = farthest(limits)
     return Numbers(*(column.clamp(low, high) for column in (median, lower, upper)), extrapolates)
 
@@ -135,6 +156,16 @@ def farthest(limits: Sequence[float]) -> tuple[float, float]:
     middle, half = (limits[0] + limits[1]) / 2, (limits[1] - limits[0]) / 2
     reach = MOST_RANGES * (half or abs(middle) or 1.0)
     return middle - reach, middle + reach
+
+
+def interval_kind(config: Any) -> str:
+    """How a model's intervals are calibrated, in a phrase."""
+    if config.conformal_scores is None:
+        return "quantiles of the Cauchy law"
+    count = len(config.conformal_scores)
+    if config.conformal_folds is None:
+        return f"split conformal, from {count} numbers set aside"
+    return f"CV+, from {count} training numbers, each by a head solved without it"
 
 
 def _rank(level: float, count: int) -> int:

@@ -25,8 +25,9 @@ class NumberSupport(nn.Module):
 
     def __init__(self, size: int, rank: int = 0) -> None:
         super().__init__()
-        for name, shape in (("center", (size,)), ("directions", (rank, size)), ("gains", (rank,)), ("rest", ())):
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float32))
+        shapes = {"center": (size,), "directions": (rank, size), "gains": (rank,), "rest": ()}
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float32), persistent=rank > 0)
         self.center: Tensor  # (D,) x̄
         self.directions: Tensor  # (R, D), orthonormal
         self.gains: Tensor  # (R,) what a unit along each adds to the relative leverage
