@@ -381,8 +381,9 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         U_noisy = self.action.exogenous(causes.U)
         # The number of every position, as in forward: a product of other rows is rounded otherwise.
         U_noisy, U0, Y = (law[row, last] for law in (U_noisy, causes.U0, self.action.numbers(U_noisy)))
-        *numbers, extrapolates = read_numbers(self.action, self.config, U_noisy, Y, level, raw=raw)
-        return NumberPrediction(*numbers, self.prob_num(U_noisy, U0, engine), level, extrapolates)
+        read = read_numbers(self.action, self.config, U_noisy, Y, level, raw=raw)
+        prob_num = self.prob_num(U_noisy, U0, engine)
+        return NumberPrediction(read.median, read.lower, read.upper, prob_num, level, read.extrapolates)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As the base's, with b, balance and C following W."""

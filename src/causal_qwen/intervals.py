@@ -148,7 +148,8 @@ def report(
     lower = space.decode(torch.where(extrapolates, Y.loc.double() - half, ends[0].double()))
     upper = space.decode(torch.where(extrapolates, Y.loc.double() + half, ends[1].double()))
     low, high = farthest(limits)
-    return Numbers(*(column.clamp(low, high) for column in (median, lower, upper)), extrapolates)
+    median, lower, upper = (column.clamp(low, high) for column in (median, lower, upper))
+    return Numbers(median, lower, upper, extrapolates)
 
 
 def farthest(limits: Sequence[float]) -> tuple[float, float]:

@@ -5,7 +5,7 @@
 | corrections | balance, common cause, γ and \\|b_noise\\|, C, κ | a text, at conversion |
 | words | the width of scale_S and C again | rows that training did not use, after it |
 | gain | κ again | rows that training did not use, after it |
-| number_head | value space, w, b_Y, β_Y, folds, support, range; <NUM>'s and the end's row of W, b, C | training rows |
+| number_head | value space, w, b_Y, β_Y, folds, support, range; <NUM>, end in W, b, C | training rows |
 | conformal | conformal_scores | rows that training did not use, after it; with folds, by number_head |
 
 It does not know where models and rows come from, nor metrics.

@@ -340,7 +340,7 @@ def _separation(features: list[Tensor], leads: list[Tensor], *, ridge: float | N
         return cost
 
     with torch.enable_grad():
-        optimizer.step(loss)  # type: ignore[arg-type]  # LBFGS reads the value alone
+        optimizer.step(loss)
     solved = parameters.detach()
     return solved[:-1] / size, float(solved[-1])
 

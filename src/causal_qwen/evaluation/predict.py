@@ -124,10 +124,11 @@ def predict(
             numbers = model.predict_number(inputs, level, raw=raw, engine=engine)
             columns = (numbers.median, numbers.lower, numbers.upper, numbers.prob_num)  # (B,) each
             flags = [None] * len(batch) if numbers.extrapolates is None else numbers.extrapolates.tolist()
-            for index, flag, *entries in zip(batch, flags, *(c.tolist() for c in columns), strict=True):
-                question = window[index]
+            entries = zip(*(column.tolist() for column in columns), flags, strict=True)
+            for index, entry in zip(batch, entries, strict=True):
+                question, (median, lower, upper, prob_num, flag) = window[index], entry
                 predictions[index] = Prediction(
-                    question.source, question.prompt, *entries, flag, question.fields
+                    question.source, question.prompt, median, lower, upper, prob_num, flag, question.fields
                 )
         yield from (predictions[index] for index in range(len(window)))
 

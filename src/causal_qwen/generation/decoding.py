@@ -86,8 +86,11 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
         columns = (self.numeric_values, self.numeric_lower, self.numeric_upper, self.numeric_extrapolates)
         numbers = []
         for position in (self.sequences[row] == num_token_id).nonzero().flatten().tolist():
-            *law, flag = (math.nan if rows is None else rows[row, position].item() for rows in columns)
-            numbers.append(GeneratedNumber(position, *law, None if math.isnan(flag) else bool(flag)))
+            value, lower, upper, flag = (
+                math.nan if rows is None else float(rows[row, position]) for rows in columns
+            )
+            known = None if math.isnan(flag) else bool(flag)
+            numbers.append(GeneratedNumber(position, value, lower, upper, known))
         return tuple(numbers)
 
 

@@ -109,7 +109,8 @@ class Texts:
         *laws, extrapolates = choice.numbers
         unknown = torch.full_like(choice.values, torch.nan)
         flags = unknown if extrapolates is None else extrapolates.to(unknown)
-        column = torch.where(tokens == self._num, torch.stack([*laws, flags]), 0.0)  # (4, B)
+        is_num = tokens.eq(-1 if self._num is None else self._num)
+        column = torch.where(is_num, torch.stack([*laws, flags]), 0.0)  # (4, B)
         self._numbers = torch.cat([self._numbers.to(column), column[..., None]], dim=-1)
 
     def end(self, rows: Tensor | bool) -> None:

@@ -95,7 +95,7 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
     validation = [] if held_out is None else list(encoder.rows(held_out, bad_rows))
     if recipe.streaming:
         head = list(itertools.islice(encoder.rows(source, bad_rows), STREAM_HEAD))
-        count = round(len(validation) * recipe.calibration_fraction)
+        count = round(len(validation) * recipe.share_to_calibrate)
         stream = StreamedRows(
             lambda: _maybe_packed(encoder.rows(source, BadRows(recipe.on_bad_row)), recipe),
             buffer=recipe.shuffle_buffer,
@@ -163,7 +163,7 @@ def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], lis
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed)).tolist()
     first = round(count * recipe.validation_fraction) if recipe.validation is None else 0
-    second = first + round(count * recipe.calibration_fraction)
+    second = first + round(count * recipe.share_to_calibrate)
     if count <= second:
         rows = "1 usable row" if count == 1 else f"{count} usable rows"
         raise ValueError(f"{rows}; none are left to train on")

@@ -193,9 +193,14 @@ class TrainingRecipe:
         if self.calibration_fraction is None:
             self.calibration_fraction = 0.0 if self.method == "heads" else 0.1
 
+    @property
+    def share_to_calibrate(self) -> float:
+        """``calibration_fraction``, which is known once a recipe is made."""
+        return self.calibration_fraction or 0.0
+
     def validate_combinations(self) -> None:
         """Rules about several fields, which `strict` checks after those about one."""
-        if self.validation_fraction + self.calibration_fraction >= 1:
+        if self.validation_fraction + self.share_to_calibrate >= 1:
             raise ValueError(
                 f"calibration_fraction is {self.calibration_fraction}; with validation_fraction "
                 f"{self.validation_fraction} no rows are left to train on: lower one of them"
