@@ -66,8 +66,8 @@ def _judge(model: CausalLM, precision: str) -> None:
     if shift > LARGEST_SHIFT and config.conformal_scores is not None:
         config.conformal_scores = config.conformal_folds = None
         note(
-            f"in {precision} this model's numbers move by {shift:.2g} widths of their 90% interval: intervals "
-            "are those of the Cauchy law, not calibrated; give --dtype float32 for those of training"
+            f"in {precision} this model's numbers move by {shift:.2g} widths of their 90% interval: "
+            "intervals are those of the Cauchy law, not calibrated; --dtype float32 has those of training"
         )
 
 
