@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from causal_qwen import Cauchy, ValueSpace
+from causal_qwen import Cauchy, CausalQwen2Config, ValueSpace
 from causal_qwen.evaluation import Evaluation
 from causal_qwen.evaluation.report import write_report
 
