@@ -161,3 +161,18 @@ def test_the_token_of_numbers_is_chosen_before_them_alone(model, move_row):
     elsewhere = model.prob_num(data.U_elsewhere, data.U0_elsewhere)
     right = torch.cat([before > 0.5, elsewhere < 0.5]).double().mean()
     assert right > (0.8 if move_row else 0.5)
+
+
+def test_no_prompt_gives_a_wild_number_unflagged(model):
+    """A thousand random prompts: inside ten times the training range, flagged beyond what was seen."""
+    solved(model, noise=0.05)
+    low, high = model.config.value_range
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, 256, (1000, 6), generator=generator)
+    numbers = model.predict_number({"input_ids": ids})
+    beyond = (numbers.median < low) | (numbers.median > high)
+    assert numbers.extrapolates[beyond].all()
+    middle, reach = (low + high) / 2, 5.01 * (high - low)
+    assert all(
+        ((end - middle).abs() <= reach).all() for end in (numbers.median, numbers.lower, numbers.upper)
+    )
