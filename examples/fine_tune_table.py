@@ -1,6 +1,8 @@
 """Teach a model a table: cars as sentences, their fuel economy as the number that follows.
 
-python examples/fine_tune_table.py --steps 40
+The number head is solved on the features of the base: no gradient, no steps.
+
+python examples/fine_tune_table.py
 """
 
 import argparse
@@ -16,7 +18,6 @@ TEMPLATE = "{Origin} {Year:.4}, {Cylinders} cylinders, {Weight_in_lbs} pounds: {
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--base", default="smollm2", help="a base or a converted directory")
 parser.add_argument("--output", type=Path, default=Path("cars-model"))
-parser.add_argument("--steps", type=int, default=40)
 arguments = parser.parse_args()
 
 file = importlib.resources.files("vega_datasets") / "_data" / "cars.json"
@@ -29,15 +30,6 @@ result = train(
         output=str(arguments.output),
         template=TEMPLATE,
         target="Miles_per_Gallon",
-        max_steps=arguments.steps,
-        batch_size=8,
-        learning_rate=3e-5,
-        heads_learning_rate=1e-2,
-        softmax_loss_weight=1.0,
-        classification_loss_weight=0.01,
-        gate_alpha=1.0,
-        loss_impl="sampled",
-        save_steps=0,
     ),
     rows=learned,
     overwrite=True,
@@ -48,5 +40,8 @@ model = CausalQwen2ForCausalLM.from_pretrained(result.output).eval()
 processor = CausalQwen2Processor.from_pretrained(result.output)
 questions = [TEMPLATE.format(**row | {"Miles_per_Gallon": ""}) for row in asked]
 answers = model.predict_number(processor(questions, padding=True, return_tensors="pt"), level=0.9)
-for row, median, lower, upper in zip(asked, answers.median, answers.lower, answers.upper, strict=True):
-    print(f"{row['Name']:28} {median:5.1f}  ({lower:.1f} to {upper:.1f}), in truth {row['Miles_per_Gallon']}")
+for index, row in enumerate(asked):
+    median, lower, upper = (column[index] for column in (answers.median, answers.lower, answers.upper))
+    warning = ", beyond what training has seen" if answers.extrapolates[index] else ""
+    truth = f"in truth {row['Miles_per_Gallon']}"
+    print(f"{row['Name']:28} {median:5.1f}  ({lower:.1f} to {upper:.1f}), {truth}{warning}")
