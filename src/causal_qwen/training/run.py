@@ -153,7 +153,7 @@ def _run(
     _prepare_model(model, recipe, parts, batches)
 
     prepared = trainable(model, recipe, parts, collator, arguments)
-    hold_constants(prepared.module, model.config)
+    hold_constants(prepared.module, model.config, recipe.hold)
     measure = partial(_measure, processor=processor, parts=parts, batches=batches)
     evaluation = partial(measure, model) if parts.validation else None
     trainer = _trainer(prepared, processor, recipe, arguments, evaluation, progress)
