@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,21 +61,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     """The measurements of the start and of each loss, before and after the refit."""
     conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
+    model: Any = conversion.model
     pages = batches(conversion.tokenizer, arguments)
     held_out, training = pages[: arguments.held_out], pages[arguments.held_out :][: arguments.steps]
-    agreement = {str(bound): direction(conversion.model, training[:FIT], bound) for bound in BOUNDS}
-    results: dict[str, Any] = {"agreement": agreement}
-    results["start"] = measured(conversion.model, held_out, training)
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start.pt"
-        # A refit has moved the model: each loss begins where conversion ended.
-        conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
-        torch.save(conversion.model.state_dict(), start)
-        for name in ("bounded", "unbounded", "cross_entropy"):
-            model: Any = conversion.model
+        torch.save(model.state_dict(), start)
+        results: dict[str, Any] = {"agreement": agreement(model, training[:FIT])}
+        results["start"] = measured(model, held_out, training)
+        for name in ("bounded", "cross_entropy", "unbounded"):
+            # A refit has moved the model: each loss begins where conversion ended.
             model.load_state_dict(torch.load(start))
             train(model, name, training, arguments)
             results[name] = measured(model, held_out, training)
+            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
 
@@ -111,19 +111,25 @@ def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Nam
         schedule.step()
 
 
-def direction(model: Any, pages: list[Tensor], bound: float | None) -> float:
-    """Cosine between ∂L/∂loc_U of all positions by One-vs-Rest, bounded, and by cross-entropy."""
-    action, W, across, squares = model.action, model.lm_head.weight.detach(), 0.0, [0.0, 0.0]
-    heads = {name: getattr(action, name).detach() for name in ("bias", "balance", "threshold")}
+def agreement(model: Any, pages: list[Tensor]) -> dict[str, float]:
+    """For each bound, the cosine between ∂L/∂loc_U of all positions by One-vs-Rest and by cross-entropy."""
+    W = model.lm_head.weight.detach()
+    heads = {name: getattr(model.action, name).detach() for name in ("bias", "balance", "threshold")}
+    slopes: dict[str, list[Tensor]] = {}
     for part in labelled_positions(model, labelled(pages)):
         loc_U = part.U_noisy.loc.requires_grad_()
         U = Cauchy(loc_U, part.U_noisy.scale)
-        ovr = ovr_loss(U, part.U0, W, part.labels, **heads, gradient_bound=bound, impl="fused")
-        softmax = torch.nn.functional.cross_entropy(loc_U @ W.float().T + heads["bias"], part.labels)
-        ours, theirs = (torch.autograd.grad(loss, loc_U)[0].double() for loss in (ovr, softmax))
-        across += (ours * theirs).sum().item()
-        squares = [total + g.square().sum().item() for total, g in zip(squares, (ours, theirs), strict=True)]
-    return across / math.sqrt(squares[0] * squares[1])
+        losses = {
+            str(bound): ovr_loss(U, part.U0, W, part.labels, **heads, gradient_bound=bound, impl="fused")
+            for bound in BOUNDS
+        }
+        logits = torch.nn.functional.linear(loc_U, W.float(), heads["bias"])
+        losses["softmax"] = torch.nn.functional.cross_entropy(logits, part.labels)
+        for name, loss in losses.items():
+            slopes.setdefault(name, []).append(torch.autograd.grad(loss, loc_U)[0].double().flatten())
+    whole = {name: torch.cat(parts) for name, parts in slopes.items()}
+    softmax = whole.pop("softmax")
+    return {name: torch.cosine_similarity(ours, softmax, dim=0).item() for name, ours in whole.items()}
 
 
 @torch.no_grad()
