@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +73,6 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
             model.load_state_dict(torch.load(start))
             train(model, name, training, arguments)
             results[name] = measured(model, held_out, training)
-            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
 
