@@ -2,7 +2,8 @@
 
 Fine-tunes the converted base on the same batches of the manual that ships with Python, in the same order, and
 measures held-out pages: as training left the model, and after `refit_words`, which solves for the width of
-scale_S and a shift of all thresholds on pages of the training text.
+scale_S and a shift of all thresholds on pages of the training text. Before training it compares directions:
+how far does the gradient of One-vs-Rest in loc_U point where cross-entropy's does, at each bound?
 
     python benchmarks/words.py                  # 200 steps each: about 20 minutes on two cores
     python benchmarks/words.py --quick --json   # a few steps, to see that it runs
@@ -22,13 +23,17 @@ from torch import Tensor
 
 from causal_qwen.calibration import refit_words
 from causal_qwen.calibration.positions import Positions, labelled_positions
+from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion import convert
-from causal_qwen.losses import ovr_terms
+from causal_qwen.losses import ovr_loss, ovr_terms
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.trainer import hold_constants, parameter_groups
 from measure import BASE, Option, Record, Table, python_manual, run_benchmark, watched
 
-FIT = 8  # batches of the training text that `refit_words` reads
+FIT = 8  # batches of the training text that `refit_words` reads, and on which directions are compared
+BOUNDS = (None, 10.0, 3.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02)
+# What One-vs-Rest leaves alone, as in examples/configs/words.yaml.
+HELD = ("embed_tokens", "abduction.scale", "abduction.common_scale", "action.balance")
 NAMES = {
     "start": "before training",
     "bounded": "One-vs-Rest, bounded",
@@ -41,7 +46,7 @@ OPTIONS = {
     "rows": Option("sequences per step", 2, smoke=2, quick=1),
     "length": Option("tokens per sequence", 96, smoke=20, quick=32),
     "held_out": Option("batches that are measured", 16, smoke=2, quick=2),
-    "bound": Option("of the bounded gradient", 1.0, smoke=1.0),
+    "bound": Option("of the bounded gradient", 0.2, smoke=0.2),
     "learning_rate": Option("of the backbone", 3e-5, smoke=3e-5),
     "heads_learning_rate": Option("of biases, thresholds and scales", 1e-3, smoke=1e-3),
 }
@@ -55,16 +60,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     """The measurements of the start and of each loss, before and after the refit."""
     conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
+    model: Any = conversion.model
     pages = batches(conversion.tokenizer, arguments)
     held_out, training = pages[: arguments.held_out], pages[arguments.held_out :][: arguments.steps]
-    results = {"start": measured(conversion.model, held_out, training)}
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start.pt"
-        # A refit has moved the model: each loss begins where conversion ended.
-        conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
-        torch.save(conversion.model.state_dict(), start)
-        for name in ("bounded", "unbounded", "cross_entropy"):
-            model: Any = conversion.model
+        torch.save(model.state_dict(), start)
+        results: dict[str, Any] = {"agreement": agreement(model, training[:FIT])}
+        results["start"] = measured(model, held_out, training)
+        for name in ("bounded", "cross_entropy", "unbounded"):
+            # A refit has moved the model: each loss begins where conversion ended.
             model.load_state_dict(torch.load(start))
             train(model, name, training, arguments)
             results[name] = measured(model, held_out, training)
@@ -74,16 +79,16 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
 def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Namespace) -> None:
     """One step per batch, as `CausalTrainer` takes them."""
     softmax = name == "cross_entropy"
-    recipe = TrainingRecipe(
-        output="unused",
-        learning_rate=arguments.learning_rate,
-        heads_learning_rate=arguments.heads_learning_rate,
-    )
+    rates = {"learning_rate": arguments.learning_rate, "heads_learning_rate": arguments.heads_learning_rate}
+    recipe = TrainingRecipe(output="unused", **rates)
+    if not softmax:
+        recipe = TrainingRecipe(output="unused", **rates, hold=list(HELD), max_grad_norm=0)
     model.config.classification_loss_weight, model.config.softmax_loss_weight = (0, 1) if softmax else (1, 0)
     model.config.ovr_gradient_bound = arguments.bound if name == "bounded" else None
     # Cross-entropy has no use for the other loss: few negatives cost nothing.
     model.config.loss_impl, model.config.num_negatives = ("sampled", 1) if softmax else ("fused", 4096)
-    hold_constants(model, model.config)
+    model.requires_grad_(True)  # the loss before held some
+    hold_constants(model, model.config, recipe.hold)
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), fused=True)
     warm_up = max(round(recipe.warmup * len(training)), 1)
 
@@ -99,9 +104,30 @@ def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Nam
             loss = model(input_ids=ids, labels=ids).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm or math.inf)
         optimizer.step()
         schedule.step()
+
+
+def agreement(model: Any, pages: list[Tensor]) -> dict[str, float]:
+    """For each bound, the cosine between ∂L/∂loc_U of all positions by One-vs-Rest and by cross-entropy."""
+    W = model.lm_head.weight.detach()
+    heads = {name: getattr(model.action, name).detach() for name in ("bias", "balance", "threshold")}
+    slopes: dict[str, list[Tensor]] = {}
+    for part in labelled_positions(model, labelled(pages)):
+        loc_U = part.U_noisy.loc.requires_grad_()
+        U = Cauchy(loc_U, part.U_noisy.scale)
+        losses = {
+            str(bound): ovr_loss(U, part.U0, W, part.labels, **heads, gradient_bound=bound, impl="fused")
+            for bound in BOUNDS
+        }
+        logits = torch.nn.functional.linear(loc_U, W.float(), heads["bias"])
+        losses["softmax"] = torch.nn.functional.cross_entropy(logits, part.labels)
+        for name, loss in losses.items():
+            slopes.setdefault(name, []).append(torch.autograd.grad(loss, loc_U)[0].double().flatten())
+    whole = {name: torch.cat(parts) for name, parts in slopes.items()}
+    softmax = whole.pop("softmax")
+    return {name: torch.cosine_similarity(ours, softmax, dim=0).item() for name, ours in whole.items()}
 
 
 @torch.no_grad()
@@ -148,7 +174,7 @@ def batches(tokenizer: Any, arguments: argparse.Namespace) -> list[Tensor]:
 
 
 def tables(record: Record) -> list[Table]:
-    """One row per loss, as trained and refitted."""
+    """One row per loss, as trained and refitted; and one per bound."""
     rows = []
     for name, title in NAMES.items():
         for state in ("trained", "refitted"):
@@ -163,7 +189,17 @@ def tables(record: Record) -> list[Table]:
                 )
             )
     heading = "Held-out pages after {steps} steps of {rows} × {length} tokens".format(**record.options)
-    return [Table(heading, ("", "accuracy", "softmax nats", "One-vs-Rest loss", "median of ΣP"), rows)]
+    return [
+        Table(heading, ("", "accuracy", "softmax nats", "One-vs-Rest loss", "median of ΣP"), rows),
+        Table(
+            "Before training: cosine between the gradients in loc_U of One-vs-Rest and of cross-entropy",
+            ("bound of the gradient", "cosine"),
+            [
+                ("none" if bound == "None" else bound, f"{cosine:.2f}")
+                for bound, cosine in record.figures["agreement"].items()
+            ],
+        ),
+    ]
 
 
 if __name__ == "__main__":

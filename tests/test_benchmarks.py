@@ -56,7 +56,7 @@ KEYS = {
     "simulation": ({"runs"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),
-    "words": ({"start", "bounded", "unbounded", "cross_entropy"},),
+    "words": ({"agreement", "start", "bounded", "unbounded", "cross_entropy"},),
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
 CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}

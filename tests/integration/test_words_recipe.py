@@ -28,7 +28,7 @@ def trained(start, directory, **overrides):
 
 def test_words_learned_by_one_vs_rest_alone(start, tmp_path):
     result, model = trained(start, tmp_path)
-    assert model.config.ovr_gradient_bound == 1.0
+    assert model.config.ovr_gradient_bound == 0.2
     assert (model.config.classification_loss_weight, model.config.softmax_loss_weight) == (1.0, 0.0)
     assert result.metrics["train/steps"] == 3
     (tmp_path / "plain").mkdir()
@@ -40,6 +40,23 @@ def test_words_learned_by_one_vs_rest_alone(start, tmp_path):
     torch.testing.assert_close(widening, widening[:1].expand_as(widening))
     assert widening[0] != 0
     assert torch.equal(model.lm_head.weight, as_trained.lm_head.weight)
+    # What the recipe holds is where conversion put it; the backbone is not.
+    before = dict(CausalQwen2ForCausalLM.from_pretrained(start).named_parameters())
+    moved = {
+        name
+        for name, after in as_trained.named_parameters()
+        if not torch.equal(after.detach(), before[name].detach())
+    }
+    held = TrainingRecipe.from_yaml(RECIPE).hold
+    assert not [name for name in moved if any(part in name for part in held)]
+    assert {"model.layers.0.mlp.up_proj.weight", "abduction.loc.weight", "action.threshold"} <= moved
     # An uncalibrated start expects half the vocabulary at once.
     name = "dist/ovr_prob_sum_median"
     assert result.metrics[name] < 0.1 * plain.metrics[name]
+
+
+def test_what_is_held_must_have_a_name(start, tmp_path):
+    with pytest.raises(
+        ValueError, match="hold names 'embeddings'; it must be part of a parameter's name, such as "
+    ):
+        trained(start, tmp_path, hold=["embed_tokens", "embeddings"])

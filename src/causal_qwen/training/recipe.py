@@ -40,6 +40,7 @@ NOT_BLANK = _rule(lambda value: bool(value.strip()), "a name")
 SHARE_OR_NONE = _rule(lambda value: value is None or 0 <= value < 1, "at least 0 and below 1, or None")
 SHARE = _rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 SENTENCES = _rule(lambda value: value not in ("", []), "a sentence with fields, or a list of them")
+PARTS = _rule(all, "a list of parts of parameters' names")
 LONGEST_MESSAGE = 400  # characters; a value may be a page long
 TRACKERS = ("wandb", "tensorboard", "trackio")
 TRACKED = _rule(lambda names: set(names) <= set(TRACKERS), f"a list of {', '.join(TRACKERS)}")
@@ -84,6 +85,7 @@ class TrainingRecipe:
         lora_rank: Rank of the adapters.
         lora_alpha: Their scale is alpha/rank.
         lora_dropout: Dropout on their input.
+        hold: Parameters that stay as they are: those whose name contains one of these, such as embed_tokens.
         learning_rate: Of backbone or adapters. The heads' matrices learn by a fiftieth of it, since they read
             features whose entries all move at once.
         heads_learning_rate: Of the heads' biases, thresholds and scales.
@@ -152,6 +154,7 @@ class TrainingRecipe:
     lora_rank: int = validated_field(COUNT, default=16)
     lora_alpha: float | int = validated_field(POSITIVE, default=32.0)
     lora_dropout: float | int = validated_field(SHARE, default=0.0)
+    hold: list[str] = validated_field(PARTS, default_factory=list)
     learning_rate: float | int = validated_field(POSITIVE, default=3e-5)
     heads_learning_rate: float | int = validated_field(POSITIVE, default=1e-3)
     weight_decay: float | int = validated_field(NOT_NEGATIVE, default=0.01)

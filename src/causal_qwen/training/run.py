@@ -158,7 +158,7 @@ def _run(
         following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
         if checkpoint is None:
             following.fill(batches(parts.sample))
-    hold_constants(prepared.module, model.config, following=following is not None)
+    hold_constants(prepared.module, model.config, recipe.hold, following=following is not None)
     measure = partial(_measure, processor=processor, parts=parts, batches=batches)
     evaluation = partial(measure, model) if parts.validation else None
     trainer = _trainer(prepared, processor, recipe, arguments, evaluation, following, progress)

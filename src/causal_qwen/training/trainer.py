@@ -76,14 +76,24 @@ def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str,
     ]
 
 
-def hold_constants(model: nn.Module, config: CausalFields, *, following: bool) -> None:
-    """Fix what the configuration does not learn, b_noise, and a number head that is solved for.
+def hold_constants(
+    model: nn.Module, config: CausalFields, held: Sequence[str] = (), *, following: bool
+) -> None:
+    """Fix what the configuration does not learn, parameters whose name contains an entry of ``held``,
+    b_noise, and a number head that is solved for.
 
     Only the sum scale_U + |b_noise| enters the loss, so that b_noise stays where calibration put it; there it
     is about 1e-5, and a step of any usual size would be many times that.
+
+    Raises:
+        ValueError: If an entry of ``held`` is part of no name.
     """
+    for part in held:
+        if not any(part in name for name, _ in model.named_parameters()):
+            example = max((name for name, _ in model.named_parameters()), key=len)
+            raise ValueError(f"hold names {part!r}; it must be part of a parameter's name, such as {example}")
     for name, parameter in model.named_parameters():
-        if name.endswith("b_noise"):
+        if name.endswith("b_noise") or any(part in name for part in held):
             parameter.requires_grad_(False)
         elif name.endswith("numeric_embedding.direction"):
             parameter.requires_grad_(config.learn_numeric_direction)
