@@ -10,6 +10,7 @@ This module knows torch and nothing else: no model, no vocabulary, no generation
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,11 @@ class Cauchy:
     def to(self, *options: Any) -> Cauchy:
         """The same law in another dtype or on another device, as in `Tensor.to`."""
         return Cauchy(self.loc.to(*options), self.scale.to(*options))
+
+    @classmethod
+    def cat(cls, laws: Sequence[Cauchy]) -> Cauchy:
+        """One after another, along the first dimension."""
+        return cls(torch.cat([law.loc for law in laws]), torch.cat([law.scale for law in laws]))
 
     def held(self, where: Tensor) -> Cauchy:
         """The same law, with no gradient to the elements that ``where`` marks."""

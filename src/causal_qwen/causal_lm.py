@@ -27,7 +27,7 @@ from causal_qwen.heads import (
     token_scores,
     without_num_row,
 )
-from causal_qwen.intervals import interval
+from causal_qwen.intervals import read_numbers
 from causal_qwen.losses import IGNORE_INDEX, number_gate, number_loss, ovr_loss
 from causal_qwen.outputs import CausalLMOutput, NumberPrediction
 from causal_qwen.value_space import ValueSpace
@@ -57,7 +57,11 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             config.hidden_size, config.causal_size, scale_activation=config.scale_activation
         )
         self.action = ActionNetwork(
-            config.vocab_size, config.causal_size, learn_threshold=config.learn_threshold
+            config.vocab_size,
+            config.causal_size,
+            learn_threshold=config.learn_threshold,
+            folds=config.number_folds,
+            support_rank=config.number_support,
         )
         # The parent's post_init ran before these modules existed; modules that it has initialised are left
         # alone.
@@ -300,6 +304,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             balance=action.balance,
             threshold=action.threshold,
             num_items=num_items,
+            gradient_bound=config.ovr_gradient_bound,
             impl=config.loss_impl,
             num_negatives=config.num_negatives,
             num_token_id=config.num_token_id,
@@ -376,10 +381,9 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         U_noisy = self.action.exogenous(causes.U)
         # The number of every position, as in forward: a product of other rows is rounded otherwise.
         U_noisy, U0, Y = (law[row, last] for law in (U_noisy, causes.U0, self.action.numbers(U_noisy)))
-        lower, upper = interval(Y, level, None if raw else self.config.conformal_scores)
-        decode = self.value_space.decode
+        read = read_numbers(self.action, self.config, U_noisy, Y, level, raw=raw)
         prob_num = self.prob_num(U_noisy, U0, engine)
-        return NumberPrediction(decode(Y.loc), decode(lower), decode(upper), prob_num, level)
+        return NumberPrediction(read.median, read.lower, read.upper, prob_num, level, read.extrapolates)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As the base's, with b, balance and C following W."""

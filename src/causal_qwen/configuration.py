@@ -30,6 +30,8 @@ RANGES = {
     "softmax_loss_weight": (0.0, math.inf),
     "ovr_threshold_jitter": (0.0, math.inf),
     "num_negatives": (1, math.inf),
+    "number_folds": (0, 1000),
+    "number_support": (0, 1_000_000),
 }
 
 
@@ -54,6 +56,11 @@ class CausalFields(SavedWithModule):
         value_spread: Half their interquartile range.
         conformal_scores: Sorted |g(v) − loc_Y|/scale_Y of numbers set aside in training, from which intervals
             are made; None for the Cauchy quantiles themselves.
+        conformal_folds: The fold that each of these scores was left out with, where the number head was
+            solved with folds (CV+); None for numbers set aside (split conformal).
+        number_folds: K, how many heads were solved without a fold.
+        number_support: Directions of the features that the number head was solved on; 0 for none.
+        value_range: Smallest and largest training number; None before training.
         num_token_id: The id of <NUM>; None for a model without a number channel.
         number_spelling: The token of each character that numbers are written with, so that generated ids can
             hold them in digits; None leaves <NUM> there.
@@ -64,6 +71,8 @@ class CausalFields(SavedWithModule):
         reg_loss_weight: λ, the weight of the number loss.
         classification_loss_weight: Weight of the One-vs-Rest loss.
         softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.
+        ovr_gradient_bound: What |∂L_cls/∂loc_S| of each score is cut off at; None leaves the derivative as it
+            is, up to 1/scale_S.
         loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference"
             (dense).
         num_negatives: Negatives drawn by the sampled loss.
@@ -95,6 +104,10 @@ class CausalFields(SavedWithModule):
     value_center: float | int = 0.0
     value_spread: float | int = 1.0
     conformal_scores: list[float | int] | None = None
+    conformal_folds: list[int] | None = None
+    number_folds: int = 0
+    number_support: int = 0
+    value_range: list[float | int] | None = None
     num_token_id: int | None = None
     number_spelling: dict[str, int] | None = None
     gate_alpha: float | int = 0.0
@@ -103,6 +116,7 @@ class CausalFields(SavedWithModule):
     reg_loss_weight: float | int = 1.0
     classification_loss_weight: float | int = 1.0
     softmax_loss_weight: float | int = 0.0
+    ovr_gradient_bound: float | int | None = None
     loss_impl: str = "fused"
     num_negatives: int = 4096
     inference_mode: str = "standard"
@@ -125,7 +139,19 @@ class CausalFields(SavedWithModule):
             value = getattr(self, name)
             if not smallest <= value <= largest:
                 raise ValueError(f"{name} is {value!r:.80}; it must lie between {smallest:g} and {largest:g}")
+        bound = self.ovr_gradient_bound
+        if bound is not None and not 0 < bound < math.inf:
+            raise ValueError(f"ovr_gradient_bound is {bound!r}; it must be above 0, or None for no bound")
         scores = self.conformal_scores
+        folds = self.conformal_folds
+        if folds is not None and (scores is None or not _are_folds(folds, len(scores), self.number_folds)):
+            raise ValueError(
+                f"conformal_folds begin {folds[:3]}; one fold below number_folds ({self.number_folds}) "
+                "belongs to each of the conformal_scores"
+            )
+        limits = self.value_range
+        if limits is not None and not (len(limits) == 2 and -math.inf < limits[0] <= limits[1] < math.inf):
+            raise ValueError(f"value_range is {limits!r:.80}; it is [smallest, largest], finite, or None")
         if scores is not None and not _are_scores(scores):
             raise ValueError(
                 f"conformal_scores begin {scores[:3]}; they must be sorted finite numbers ≥ 0, or None"
@@ -165,3 +191,7 @@ class CausalFields(SavedWithModule):
 
 def _are_scores(scores: list[float | int]) -> bool:
     return bool(scores) and scores[0] >= 0 and scores == sorted(scores) and all(map(math.isfinite, scores))
+
+
+def _are_folds(folds: list[int], count: int, number: int) -> bool:
+    return len(folds) == count and all(isinstance(fold, int) and 0 <= fold < number for fold in folds)

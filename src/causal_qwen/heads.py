@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.kernels.decision import TokenScorer
+from causal_qwen.support import NumberSupport
 from causal_qwen.value_space import signed_log1p
 
 __all__ = [
@@ -214,9 +215,19 @@ class ActionNetwork(nn.Module):
         vocab_size: V.
         causal_size: D.
         learn_threshold: Whether the One-vs-Rest thresholds C are trained.
+        folds: K, number heads that were each solved without a part of the rows, for intervals.
+        support_rank: Directions in which the number head has seen features; 0 before it is solved.
     """
 
-    def __init__(self, vocab_size: int, causal_size: int, *, learn_threshold: bool = True) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        causal_size: int,
+        *,
+        learn_threshold: bool = True,
+        folds: int = 0,
+        support_rank: int = 0,
+    ) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.empty(vocab_size, dtype=torch.float32))
         self.balance = nn.Parameter(torch.empty(vocab_size, dtype=torch.float32))
@@ -226,6 +237,8 @@ class ActionNetwork(nn.Module):
         self.b_noise = nn.Parameter(torch.empty(causal_size, dtype=torch.float32))
         self.number = nn.Linear(causal_size, 1, dtype=torch.float32)  # w and b_Y
         self.number_noise = nn.Parameter(torch.empty((), dtype=torch.float32))  # β_Y
+        self.support = NumberSupport(causal_size, support_rank)
+        self.keep_folds(torch.zeros(folds, causal_size), torch.zeros(folds))
         self.reset_parameters()
 
     def reset_parameters(
@@ -305,6 +318,18 @@ class ActionNetwork(nn.Module):
         with _float32(U.loc):
             Y = U.linear(exact(self.number.weight), exact(self.number.bias))  # (..., 1)
         return Cauchy(Y.loc.squeeze(-1), Y.scale.squeeze(-1) + exact(magnitude(self.number_noise)))
+
+    def keep_folds(self, slopes: Tensor, intercepts: Tensor) -> None:
+        """Number heads (K, D) and (K,) that were each solved without a fold; saved where there are any."""
+        self.fold_slopes: Tensor
+        self.fold_intercepts: Tensor
+        self.register_buffer("fold_slopes", slopes.float(), persistent=len(slopes) > 0)
+        self.register_buffer("fold_intercepts", intercepts.float(), persistent=len(slopes) > 0)
+
+    def fold_numbers(self, U: Cauchy) -> Tensor:
+        """loc_Y of U' (..., D) by the head without each fold, (..., K)."""
+        with _float32(U.loc):
+            return F.linear(U.loc, exact(self.fold_slopes), exact(self.fold_intercepts))
 
     @torch.no_grad()
     def resize(self, weight: Tensor) -> None:

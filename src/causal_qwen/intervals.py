@@ -1,25 +1,53 @@
-"""Intervals of numbers: from a level to a multiple of scale_Y.
+"""Intervals of numbers: from a level to the ends of an interval, and whether it can be trusted.
 
-The law's own multiple is tan(π·level/2). A split-conformal map replaces it by a quantile of standardised
-residuals r = |g(v) − loc_Y|/scale_Y that were set aside: whatever the law gets wrong, an interval
-loc_Y ± multiple·scale_Y then covers a new, exchangeable number with at least the stated probability.
+The law's own interval is loc_Y ± tan(π·level/2)·scale_Y. A conformal map replaces the multiple by
+standardised residuals r = |g(v) − loc_Y|/scale_Y that no fit had seen: numbers set aside (split conformal: a
+quantile of them), or each training number under a head that was solved without its fold (CV+: quantiles of
+that head's loc_Y ± r·scale_Y). Whatever the law gets wrong, the interval then covers a new, exchangeable
+number.
 
-This module knows the Cauchy law; it does not know models, nor where residuals come from.
+A row beyond what training has seen is not exchangeable: its interval is the law's, widened by its leverage.
+This module knows the laws; it does not know models, nor where residuals come from.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, central_multiple
+from causal_qwen.heads import ActionNetwork
+from causal_qwen.value_space import ValueSpace
 
-__all__ = ["interval", "multiple"]
+__all__ = [
+    "Numbers",
+    "cv_plus",
+    "farthest",
+    "interval",
+    "interval_kind",
+    "leverage",
+    "multiple",
+    "read_numbers",
+    "report",
+]
 
 # (n + 1)·level is meant as a decimal number: 100·0.29 must not become 29.000000000000004 and then rank 30.
 DIGITS = 9
+# Medians and interval ends stay within this many times the range of the training numbers, around its middle.
+MOST_RANGES = 10.0
+
+
+class Numbers(NamedTuple):
+    """Numbers as they are reported, (...) each, float64."""
+
+    median: Tensor
+    lower: Tensor
+    upper: Tensor
+    extrapolates: Tensor | None  # whether it lies beyond what training has seen; None where nobody knows
 
 
 def multiple(level: float, scores: Sequence[float] | None = None) -> float:
@@ -38,8 +66,8 @@ def multiple(level: float, scores: Sequence[float] | None = None) -> float:
     of_the_law = central_multiple(level)
     if not scores:
         return of_the_law
-    rank = math.ceil(round((len(scores) + 1) * level, DIGITS))
-    return scores[max(rank, 1) - 1] if rank <= len(scores) else max(scores[-1], of_the_law)
+    rank = _rank(level, len(scores))
+    return scores[rank - 1] if rank <= len(scores) else max(scores[-1], of_the_law)
 
 
 def interval(Y: Cauchy, level: float, scores: Sequence[float] | None = None) -> tuple[Tensor, Tensor]:
@@ -52,3 +80,95 @@ def interval(Y: Cauchy, level: float, scores: Sequence[float] | None = None) -> 
     """
     half_width = Y.scale * multiple(level, scores)
     return Y.loc - half_width, Y.loc + half_width
+
+
+def cv_plus(
+    Y: Cauchy, fold_locs: Tensor, level: float, scores: Sequence[float], folds: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Ends between which all but a share of the n numbers loc_k(i) ∓ r_i·scale_Y lie, in value space.
+
+    The ⌈(n + 1)·level⌉-th smallest of the upper ones and the same rank, from above, of the lower ones.
+
+    Args:
+        Y: The number's law, any shape (...).
+        fold_locs: (..., K) loc_Y by the head without each fold.
+        level: Probability of the interval, in (0, 1).
+        scores: n standardised residuals.
+        folds: The fold of each.
+    """
+    rank = _rank(level, len(scores))
+    if rank > len(scores):
+        return interval(Y, level, sorted(scores))
+    residuals = torch.tensor(scores, dtype=torch.float64, device=Y.loc.device)
+    locs = fold_locs.double()[..., torch.tensor(folds, device=Y.loc.device)]  # (..., n)
+    reach = residuals * Y.scale.double().unsqueeze(-1)
+    lower = -(reach - locs).kthvalue(rank).values
+    return lower, (locs + reach).kthvalue(rank).values
+
+
+def read_numbers(
+    action: ActionNetwork, config: Any, U: Cauchy, Y: Cauchy, level: float, *, raw: bool = False
+) -> Numbers:
+    """What is reported of the numbers Y (...) of causes U' (..., D): medians, intervals, extrapolation.
+
+    Args:
+        action: The model's, with what its number head has seen.
+        config: The model's.
+        U: Causes that the numbers come from.
+        Y: The numbers' laws.
+        level: Probability of the intervals, in (0, 1).
+        raw: Whether intervals are the Cauchy law's own.
+    """
+    return report(config, Y, action.fold_numbers(U), leverage(action, U), level, raw=raw)
+
+
+def leverage(action: ActionNetwork, U: Cauchy) -> Tensor | None:
+    """How far causes U' (..., D) lie from what the number head has seen, (...), 1 at its border."""
+    return action.support(U.loc).clamp(max=1e12).double() if action.support.is_known else None
+
+
+def report(
+    config: Any, Y: Cauchy, fold_locs: Tensor, reach: Tensor | None, level: float, *, raw: bool = False
+) -> Numbers:
+    """`read_numbers` of numbers Y (...) whose loc_Y by fold (..., K) and leverage (...) are known."""
+    space = ValueSpace(config.value_space, config.value_center, config.value_spread)
+    scores, folds = config.conformal_scores, config.conformal_folds
+    law = interval(Y, level)
+    if raw or not scores:
+        ends = law
+    elif folds is None:
+        ends = interval(Y, level, scores)
+    else:
+        ends = cv_plus(Y, fold_locs, level, scores, folds)
+    median, limits = space.decode(Y.loc), config.value_range
+    if limits is None or reach is None:
+        return Numbers(median, space.decode(ends[0]), space.decode(ends[1]), None)
+    extrapolates = (reach > 1) | (median < limits[0]) | (median > limits[1])
+    half = (law[1] - Y.loc).double() * reach.clamp(min=1).sqrt()
+    lower = space.decode(torch.where(extrapolates, Y.loc.double() - half, ends[0].double()))
+    upper = space.decode(torch.where(extrapolates, Y.loc.double() + half, ends[1].double()))
+    low, high = farthest(limits)
+    median, lower, upper = (column.clamp(low, high) for column in (median, lower, upper))
+    return Numbers(median, lower, upper, extrapolates)
+
+
+def farthest(limits: Sequence[float]) -> tuple[float, float]:
+    """The ends that no reported number leaves: ten times the range [smallest, largest], around its middle."""
+    middle, half = (limits[0] + limits[1]) / 2, (limits[1] - limits[0]) / 2
+    reach = MOST_RANGES * (half or abs(middle) or 1.0)
+    return middle - reach, middle + reach
+
+
+def interval_kind(config: Any) -> str:
+    """How a model's intervals are calibrated, in a phrase."""
+    if config.conformal_scores is None:
+        return "quantiles of the Cauchy law"
+    count = len(config.conformal_scores)
+    if config.conformal_folds is None:
+        return f"split conformal, from {count} numbers set aside"
+    return f"CV+, from {count} training numbers, each by a head solved without it"
+
+
+def _rank(level: float, count: int) -> int:
+    central_multiple(level)  # names a level that is none
+    return max(math.ceil(round((count + 1) * level, DIGITS)), 1)

@@ -6,6 +6,7 @@ the shift of labels and the batch belong to the model.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -22,19 +23,40 @@ IGNORE_INDEX = -100
 OvrImpl = Literal["reference", "fused", "sampled"]
 
 
-def ovr_terms(S: Cauchy, threshold: Tensor, labels: Tensor) -> Tensor:
+def ovr_terms(S: Cauchy, threshold: Tensor, labels: Tensor, *, gradient_bound: float | None = None) -> Tensor:
     """−Σ_k [ y_k log P(S_k > C_k) + (1 − y_k) log P(S_k ≤ C_k) ] of each position, (...).
 
     Args:
         S: Token scores, (..., V); a scale that is the same for all may be a scalar.
         threshold: C, (V,) or a scalar.
         labels: (...) token ids.
+        gradient_bound: As for `ovr_loss`.
     """
+    if gradient_bound is not None:
+        return _bounded_terms(S, threshold, labels, gradient_bound)
     column = labels.unsqueeze(-1)
     scale, threshold = S.scale.expand_as(S.loc), threshold.expand_as(S.loc)
     label = Cauchy(S.loc.gather(-1, column), scale.gather(-1, column))
     is_label = label.log_sf(threshold.gather(-1, column))  # (..., 1)
     return -S.log_cdf(threshold).scatter(-1, column, is_label).sum(-1)
+
+
+def _bounded_terms(S: Cauchy, threshold: Tensor, labels: Tensor, bound: float) -> Tensor:
+    """`ovr_terms` as they are, with the tangent ∂/∂loc_S cut off at ±bound.
+
+    ∂(−log P)/∂loc_S is a hazard rate: density over probability at the threshold, f/F of every token but the
+    label, whose own is −f/(1 − F).
+    """
+    column = labels.unsqueeze(-1)
+    height = S.loc - threshold  # (..., V), above the threshold
+    law, zero = Cauchy(height.detach(), S.scale), torch.zeros_like(height)
+    with torch.no_grad():
+        density, tail = law.log_prob(zero), law.log_cdf(zero)
+        label_tail = law.log_sf(zero).gather(-1, column)
+        slope = (density - tail).exp()
+        slope.scatter_(-1, column, -(density.gather(-1, column) - label_tail).exp())
+        slope.clamp_(-bound, bound)
+    return ovr_terms(law, zero, labels) + (slope * (height - law.loc)).sum(-1)
 
 
 def ovr_loss(
@@ -47,6 +69,7 @@ def ovr_loss(
     balance: Tensor,
     threshold: Tensor,
     num_items: Tensor | int | None = None,
+    gradient_bound: float | None = None,
     impl: OvrImpl = "reference",
     block_size: int | None = None,
     num_negatives: int = 4096,
@@ -67,6 +90,8 @@ def ovr_loss(
         balance: (V,) relative read-out noise; its magnitude counts.
         threshold: (V,) C.
         num_items: What the sum is divided by; None divides by the number of labels that are not ignored.
+        gradient_bound: What |∂L_i/∂loc_S,ik| of a position's own sum is cut off at, for every score; the loss
+            and ∂L_i/∂scale_S,ik stay as they are. None leaves the derivative, which reaches 1/scale_S.
         impl: "reference" is dense autograd. "fused" gives the same number and gradients in one walk over
             blocks of W that keeps no (N, V) tensor. "sampled" estimates both, unbiased, from the labels of
             the batch, <NUM> and ``num_negatives`` drawn tokens.
@@ -88,6 +113,8 @@ def ovr_loss(
         raise ValueError(f"block_size is {block_size!r}; it counts rows of W: at least 1, or None")
     if num_negatives < 1:
         raise ValueError(f"num_negatives is {num_negatives!r}; at least 1 token has to be drawn")
+    if gradient_bound is not None and not 0 < gradient_bound < math.inf:
+        raise ValueError(f"gradient_bound is {gradient_bound!r}; it must be above 0, or None for no bound")
     if num_token_id is not None and not 0 <= num_token_id < vocab_size:
         raise ValueError(f"num_token_id is {num_token_id!r}; W has {vocab_size} rows")
 
@@ -106,7 +133,8 @@ def ovr_loss(
         bias, threshold, balance = bias.to(dtype), threshold.to(dtype), magnitude(balance.to(dtype))
         if impl == "reference":
             S = token_scores(U, U0, weight.to(dtype), bias=bias, balance=balance)
-            return ovr_terms(S, threshold, labels).sum() / num_items
+            terms = ovr_terms(S, threshold, labels, gradient_bound=gradient_bound)
+            return terms.sum() / num_items
 
         offset = bias - threshold  # (V,): the threshold of every token moves to 0
         importance = torch.ones_like(offset)
@@ -119,9 +147,13 @@ def ovr_loss(
             labels = torch.searchsorted(certain, labels)  # rows of the selection: certain tokens come first
         X = torch.cat([U.loc, U0.loc[:, None], torch.ones_like(U0.loc)[:, None]], -1)  # (N, D + 2)
         Y = torch.cat([U.scale, U0.scale[:, None], U.scale.mean(-1, keepdim=True)], -1)  # (N, D + 2)
-        # Divided before it is summed, so that a bfloat16 gradient of W is rounded once.
+        importance = importance / num_items  # before it is summed: a bfloat16 gradient of W is rounded once
         loss: Tensor = ovr_sum(
-            Scores(X, Y, weight, offset, balance), labels, importance / num_items, block_size=block_size
+            Scores(X, Y, weight, offset, balance),
+            labels,
+            importance,
+            steepest=None if gradient_bound is None else importance * gradient_bound,
+            block_size=block_size,
         )
         return loss
 

@@ -80,6 +80,9 @@ class NumberPrediction:
         upper: (B,) upper end of the interval.
         prob_num: (B,) P_<NUM>, that the next token is a number at all.
         level: Probability of the interval.
+        extrapolates: (B,) whether it lies beyond what training has seen, by the leverage of its features or
+            the range of the values; its interval is then the law's, widened, not the calibrated one. None
+            where nobody knows.
     """
 
     median: Tensor
@@ -87,3 +90,4 @@ class NumberPrediction:
     upper: Tensor
     prob_num: Tensor
     level: float
+    extrapolates: Tensor | None = None

@@ -52,6 +52,7 @@ CHANGEABLE = (
     "reg_loss_weight",
     "classification_loss_weight",
     "softmax_loss_weight",
+    "ovr_gradient_bound",
     "loss_impl",
     "num_negatives",
 )

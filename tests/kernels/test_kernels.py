@@ -1,6 +1,7 @@
 """The kernels beneath the loss and the decision head: exactness, choice of path, life without a compiler."""
 
 import logging
+import math
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from causal_qwen.kernels.ovr import choose_blocks
 from causal_qwen.kernels.products import Matrix
 
 # The tail block
+
+NO_BOUND = torch.tensor([math.inf])
 
 
 def tail_inputs(rows=32, columns=64, *, dtype=torch.float64):
@@ -49,18 +52,32 @@ def test_tail_block_is_log_tail_with_its_gradients(form):
     importance = torch.linspace(0.5, 3, 64)
     loss, by_loc, by_scale = exact_tail(loc, scale, labels, importance.double())
     G, H, out = loc.float(), scale.float(), torch.zeros(32, 64)
-    form(G, H, out, labels, importance)
+    form(G, H, out, labels, importance, NO_BOUND)
     smallest = torch.finfo(torch.float32).tiny
     torch.testing.assert_close(out.double(), loss, rtol=1e-6, atol=smallest)
     torch.testing.assert_close(G.double(), by_loc, rtol=1e-6, atol=smallest)
     torch.testing.assert_close(H.double(), by_scale, rtol=1e-6, atol=smallest)
 
 
+@pytest.mark.parametrize("form", [tail._plain_tail, tail._fast_tail])
+def test_a_bound_cuts_the_slope_in_loc_and_nothing_else(form):
+    loc, scale, labels = tail_inputs()
+    importance = torch.linspace(0.5, 3, 64)
+    free, bound = ([t.float().clone() for t in (loc, scale, torch.zeros_like(loc))] for _ in range(2))
+    steepest = importance * 0.3
+    form(*free, labels, importance, NO_BOUND)
+    form(*bound, labels, importance, steepest)
+    assert torch.equal(bound[0], free[0].clamp(-steepest, steepest))
+    assert not torch.equal(bound[0], free[0])
+    assert torch.equal(bound[1], free[1])
+    assert torch.equal(bound[2], free[2])
+
+
 def test_tail_block_adds_to_the_running_loss():
     loc, scale, labels = tail_inputs(5, 7)
     loss = torch.full_like(loc, 2.0)
     expected = exact_tail(loc, scale, labels, torch.ones(7))[0] + 2
-    tail.tail_block_(loc, scale, loss, labels, torch.ones(7, dtype=loc.dtype))
+    tail.tail_block_(loc, scale, loss, labels, torch.ones(7, dtype=loc.dtype), NO_BOUND)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
@@ -69,7 +86,7 @@ def test_tail_block_adds_to_the_running_loss():
 @pytest.mark.parametrize("form", [tail._plain_tail, tail._fast_tail])
 def test_tail_block_is_finite_at_the_ends_of_float32(form, distance, scale):
     G, H, out = torch.full((1, 2), distance), torch.full((1, 2), scale), torch.zeros(1, 2)
-    form(G, H, out, torch.tensor([1], dtype=torch.int32), torch.ones(2))
+    form(G, H, out, torch.tensor([1], dtype=torch.int32), torch.ones(2), NO_BOUND)
     assert torch.isfinite(G).all()
     assert torch.isfinite(H).all()
     representable = scale >= abs(distance) * torch.finfo(torch.float32).tiny
@@ -84,9 +101,13 @@ def test_compiled_tail_block_equals_the_plain_one():
         importance = torch.linspace(0.5, 3, columns)
         loss, by_loc, by_scale = exact_tail(loc, scale, labels, importance.double())
         G, H, out = loc.float(), scale.float(), torch.zeros(rows, columns)
-        kernel(G, H, out, labels, importance)
+        kernel(G, H, out, labels, importance, NO_BOUND.expand(columns).clone())
         for ours, exact in ((out, loss), (G, by_loc), (H, by_scale)):
             torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=torch.finfo(torch.float32).tiny)
+        free = G.clone()
+        G, H, out = loc.float(), scale.float(), torch.zeros(rows, columns)
+        kernel(G, H, out, labels, importance, importance * 0.3)
+        assert torch.equal(G, free.clamp(-importance * 0.3, importance * 0.3))
     assert not kernel.failed
 
 
@@ -99,7 +120,7 @@ def test_small_blocks_and_float64_never_compile(monkeypatch):
     ):
         block = [torch.ones(shape, dtype=dtype) for _ in range(3)]
         labels = torch.zeros(shape[0], dtype=torch.int32)
-        tail.tail_block_(*block, labels, torch.ones(shape[1], dtype=dtype))
+        tail.tail_block_(*block, labels, torch.ones(shape[1], dtype=dtype), NO_BOUND)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 100, 2048, 10**6])

@@ -51,6 +51,7 @@ def test_several_templates_survive_the_file(tmp_path):
         ({"template": ["{a}", 5]}, "'template'"),
         ({"numbers": "text"}, "'numbers' with value 'text'"),
         ({"epochs": float("inf")}, "'epochs': inf does not serve"),
+        ({"ovr_gradient_bound": 0}, "'ovr_gradient_bound': 0 does not serve; it must be above 0"),
         ({"gate_alpha": float("nan")}, "'gate_alpha': nan does not serve; it must be a finite number"),
         ({"seed": -1}, "'seed': -1 does not serve"),
         ({"output": " "}, "'output': ' ' does not serve; it must be a name"),

@@ -46,6 +46,7 @@ class CauchyRegression(NamedTuple):
     left_out: Tensor  # (N,) e, each row's residual by a fit without it
     weights: Tensor  # (N,) ω: 2 on the line, 0 far off it
     strength: float  # of the ridge, relative
+    ridge: float  # the same, absolute
     log_likelihood: float  # of a left-out row, mean
     fold: Tensor  # (N,) the fold that each row was left out with; empty without folds
     fold_slopes: Tensor  # (K, H) of the fits without each fold
@@ -62,7 +63,7 @@ def cauchy_regression(
     folds: int | None = None,
     seed: int = 0,
 ) -> CauchyRegression:
-    """w, b and β of the strongest ridge whose left-out likelihood is within a standard error of the best.
+    """w, b and β of the ridge under which left-out rows are likeliest.
 
     Args:
         features: (N, H), any float dtype, in memory or mapped from a file.
@@ -114,7 +115,7 @@ def cauchy_regression(
                 left_out[fold == k] = everything.residuals(*lines[-1], fold == k)
         candidates.append(_Candidate(strength, weights, left_out, lines))
 
-    chosen = candidates[_strongest([_log_likelihood(candidate.left_out) for candidate in candidates])]
+    chosen = max(candidates, key=lambda candidate: float(_log_likelihood(candidate.left_out).mean()))
     penalty = _Penalty.of(chosen.strength * everything.largest, noise, count)
     slope, intercept = everything.under(penalty).line(chosen.weights)
     fold_slopes = torch.stack([line[0] for line in chosen.lines]) if parts else y.new_empty(0, width)
@@ -126,6 +127,7 @@ def cauchy_regression(
         left_out=chosen.left_out,
         weights=chosen.weights,
         strength=chosen.strength,
+        ridge=float(penalty.ridge),
         log_likelihood=float(_log_likelihood(chosen.left_out).mean()),
         fold=fold if parts else fold[:0],
         fold_slopes=fold_slopes,
@@ -369,18 +371,6 @@ def _log_likelihood(residuals: Tensor) -> Tensor:
     return -math.log(math.pi * beta) - (residuals / beta).square().log1p()
 
 
-def _strongest(likelihoods: list[Tensor]) -> int:
-    """The first of the (N,) log-likelihoods that is not below the best by more than the standard error of
-    their difference.
-    """
-    best = max(likelihoods, key=lambda likelihood: float(likelihood.mean()))
-    for index, likelihood in enumerate(likelihoods):
-        lost = best - likelihood
-        if float(lost.mean()) <= float(lost.std()) / math.sqrt(len(lost)):
-            return index
-    raise AssertionError("the best loses nothing against itself")
-
-
 def _flat(y: Tensor, width: int, strength: float, fold: Tensor, folds: int) -> CauchyRegression:
     """The line through targets that are all equal."""
     return CauchyRegression(
@@ -390,6 +380,7 @@ def _flat(y: Tensor, width: int, strength: float, fold: Tensor, folds: int) -> C
         left_out=torch.zeros_like(y),
         weights=torch.full_like(y, 2.0),
         strength=strength,
+        ridge=0.0,
         log_likelihood=math.inf,
         fold=fold if folds else fold[:0],
         fold_slopes=y.new_zeros(folds, width),

@@ -1,4 +1,4 @@
-"""Split-conformal calibration: intervals that cover what they say, whatever the law of the numbers.
+"""Conformal calibration: intervals that cover what they say, whatever the law of the numbers.
 
 Numbers that training did not use give standardised residuals |g(v) − loc_Y|/scale_Y. If they and a new
 number are exchangeable, the ⌈(n + 1)·level⌉-th smallest of n residuals bounds the new one with probability at
@@ -50,7 +50,8 @@ def fit_conformal(model: CausalLM, batches: Iterable[Mapping[str, Any]], *, seed
         target = model.value_space.encode(numbers.values)
         residuals.append(standardised_residuals(numbers.Y, target).cpu())
     scores = torch.cat(residuals) if residuals else torch.empty(0)
-    model.config.conformal_scores = keep_scores(scores, seed=seed)
+    config = model.config
+    config.conformal_scores, config.conformal_folds = keep_scores(scores, seed=seed)[0], None
 
 
 def standardised_residuals(Y: Cauchy, target: Tensor) -> Tensor:
@@ -63,15 +64,19 @@ def standardised_residuals(Y: Cauchy, target: Tensor) -> Tensor:
     return (target.double() - Y.loc.double()).abs() / Y.scale.double()
 
 
-def keep_scores(scores: Tensor, *, seed: int = 0) -> list[float] | None:
+def keep_scores(
+    scores: Tensor, folds: Tensor | None = None, *, seed: int = 0
+) -> tuple[list[float] | None, list[int] | None]:
     """Sorted scores, at most 999 of them: a random subsample of exchangeable scores is exchangeable.
 
     Args:
         scores: (M,) standardised residuals.
+        folds: (M,) the fold of each; None or none for numbers set aside.
         seed: Of the subsample.
 
     Returns:
-        None where there are fewer than 20, with a warning in the log.
+        The scores and their folds; None where there are fewer than 20 scores, with a warning in the log, and
+        None where there are no folds.
 
     Raises:
         ValueError: If a score is NaN.
@@ -87,10 +92,11 @@ def keep_scores(scores: Tensor, *, seed: int = 0) -> list[float] | None:
             len(scores),
             FEWEST_SCORES,
         )
-        return None
+        return None, None
     if len(scores) > MOST_SCORES:
         generator = torch.Generator().manual_seed(seed)
-        scores = scores[torch.randperm(len(scores), generator=generator)[:MOST_SCORES]]
+        kept = torch.randperm(len(scores), generator=generator)[:MOST_SCORES]
+        scores, folds = scores[kept], folds if folds is None or len(folds) == 0 else folds[kept]
     largest = torch.finfo(torch.float64).max  # JSON has no infinity
-    ordered: list[float] = scores.double().clamp(max=largest).sort().values.tolist()
-    return ordered
+    ordered, order = scores.double().clamp(max=largest).sort()
+    return ordered.tolist(), None if folds is None or len(folds) == 0 else folds[order].tolist()

@@ -30,7 +30,7 @@ from causal_qwen.heads import exact
 from causal_qwen.losses import ovr_terms
 from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["FIT_POSITIONS", "Calibration", "calibrate", "search_scale"]
 
 LOSS_ELEMENTS = 2**20  # of a (positions, V) block of losses
 USUAL_STEPS = 40  # of the search for γ and C, for those who wait
@@ -148,21 +148,39 @@ def _fit_scale(
     ):
         torch.sub(logits, part[:, None], out=rows)
 
+    log_scale, threshold, loss = search_scale(
+        scores, scores.new_ones(()), labels, start=math.log(FIRST_SCALE), watch=watch
+    )
+    return math.exp(log_scale), threshold, loss
+
+
+def search_scale(
+    scores: Tensor, scale: Tensor, labels: Tensor, *, start: float = 0.0, watch: Watch = unwatched
+) -> tuple[float, float, float]:
+    """(log factor, C, loss) at the least One-vs-Rest loss per position of Cauchy(scores, factor·scale).
+
+    Args:
+        scores: (N, V) loc_S, against the threshold C of all tokens.
+        scale: (N, V), or a scalar for all.
+        labels: (N,).
+        start: Log factor at which the search begins; C begins at 0.
+        watch: Told of the steps.
+    """
     terms = scores.new_empty(len(scores))  # (N,)
     positions = max(1, LOSS_ELEMENTS // scores.shape[1])
+    scale = scale.expand_as(scores)
 
     def loss(point: tuple[float, float]) -> float:
-        scale, C = scores.new_tensor(math.exp(point[0])), scores.new_tensor(point[1])
-        blocks = (column.split(positions) for column in (terms, scores, labels))
-        for part, block, tokens in zip(*blocks, strict=True):
-            part.copy_(ovr_terms(Cauchy(block, scale), C, tokens))
+        factor, C = math.exp(point[0]), scores.new_tensor(point[1])
+        blocks = (column.split(positions) for column in (terms, scores, scale, labels))
+        for part, block, widths, tokens in zip(*blocks, strict=True):
+            part.copy_(ovr_terms(Cauchy(block, widths * factor), C, tokens))
         advance(1)
         return terms.double().mean().item()
 
-    start = math.log(FIRST_SCALE)
     simplex = [[start, 0.0], [start + FIRST_STEPS[0], 0.0], [start, FIRST_STEPS[1]]]
     options = {"initial_simplex": simplex, **TOLERANCE}
     with watch("calibrating: scale", USUAL_STEPS) as advance:
         minimum = minimize(loss, simplex[0], method="Nelder-Mead", options=options)
-    log_scale, threshold = minimum.x.tolist()
-    return math.exp(log_scale), threshold, float(minimum.fun)
+    log_factor, threshold = minimum.x.tolist()
+    return log_factor, threshold, float(minimum.fun)

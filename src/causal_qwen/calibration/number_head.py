@@ -1,35 +1,75 @@
-"""The number channel, before and after training: the value space, b_<NUM>, and w, b_Y and β_Y in closed form.
+"""The number channel, set from rows: value space, <NUM>, and w, b_Y and β_Y by maximum Cauchy likelihood.
 
-Conversion puts b_<NUM> so low that the token is never chosen, and knows no numbers. Here the features of some
-training rows say where <NUM>, loc_Y and scale_Y should be. This module does not know how rows are read.
+Conversion puts b_<NUM> so low that the token is never chosen, and knows no numbers. Here the features of
+training rows say where <NUM>, loc_Y and scale_Y should be, and what has been seen at all. This module does
+not know how rows are read.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from causal_qwen.calibration.positions import labelled_positions
-from causal_qwen.calibration.regression import ridge
+from causal_qwen.calibration.cauchy_regression import CauchyRegression, cauchy_regression
+from causal_qwen.calibration.conformal import keep_scores
 from causal_qwen.cauchy import Cauchy
-from causal_qwen.causal_lm import CausalLM
+from causal_qwen.causal_lm import CausalLM, shifted
+from causal_qwen.decoder.engine import Engine
 from causal_qwen.heads import exact
+from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.support import NumberSupport
 from causal_qwen.value_space import ValueSpace
 
-__all__ = ["refit_numbers", "set_value_space", "wake_numbers"]
+__all__ = [
+    "NumberData",
+    "forget_numbers",
+    "number_data",
+    "place_end_token",
+    "place_num_token",
+    "rounding_noise",
+    "set_value_space",
+    "solve_numbers",
+    "wake_numbers",
+]
 
 logger = logging.getLogger(__name__)
 
-MOST_NUMBERS = 1024  # numbers that the head is fitted to
 FEWEST_NUMBERS = 16  # fewer say nothing about a slope
-# Least scale_Y at the start, in units of value_spread: narrower than this, far numbers pull no more.
-NARROWEST = 0.05
-MARGIN = 1.0  # of <NUM> above its threshold, in nats, where every label is a number
-SLACK = 0.1  # of the squared error, for a stronger penalty
+MOST_NUMBERS = 20_000  # features of so many are held in memory
+MOST_ELSEWHERE = 1024  # positions where no number follows
+NOISE_ROWS = 64
+# Least scale_Y in units of value_spread: narrower than this is rounding.
+NARROWEST = 1e-4
+MARGIN = 3.0  # by which <NUM> is to lead, in nats
+RIDGE = 1e-3  # of the shift of its row, beside squared nats
+CHUNK = 128  # positions whose scores of all tokens are computed at a time
+Batches = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class NumberData:
+    """Causes at positions before a number, N of them, and at M where something else follows."""
+
+    U: Cauchy  # (N, D), U'
+    U0: Cauchy  # (N,)
+    values: Tensor  # (N,) the numbers, float64
+    U_elsewhere: Cauchy  # (M, D), U'
+    U0_elsewhere: Cauchy  # (M,)
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: CausalLM, before: Tensor, values: Tensor, elsewhere: Tensor) -> NumberData:
+        """From features z: (N, H) before numbers, (N,) those numbers, and (M, H) elsewhere."""
+        U, U0 = model.abduction(before.to(model.device))
+        other, other0 = model.abduction(elsewhere.to(model.device))
+        action = model.action
+        return cls(action.exogenous(U), U0, values.double(), action.exogenous(other), other0)
 
 
 def set_value_space(model: CausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
@@ -43,104 +83,293 @@ def set_value_space(model: CausalLM, kind: Literal["log", "linear"], values: Ten
 
 
 @torch.no_grad()
-def wake_numbers(
-    model: CausalLM, batches: Iterable[Mapping[str, Any]], *, method: Literal["fit", "plain"]
-) -> None:
-    """Set b_<NUM>, w, b_Y and β_Y of a model that has never written numbers.
-
-    "plain": b_<NUM> = 0, loc_Y = 0, scale_Y = 1. "fit": b_<NUM> puts the threshold midway between the scores
-    of <NUM> at nine of ten positions before a number and at nine of ten other positions; loc_Y is the ridge
-    regression of the numbers on loc_U; scale_Y is the median of its leave-one-out errors.
-
-    Args:
-        model: Changed in place.
-        batches: Labelled training rows, of which the first with 1,024 numbers are used.
-        method: "fit" or "plain"; "fit" is "plain" where there are fewer than 16 numbers.
-    """
-    action, row = model.action, model.config.num_token_id
-    action.bias[row] = 0.0
+def wake_numbers(model: CausalLM) -> None:
+    """b_<NUM> = 0, loc_Y = 0, scale_Y = 1 of a model that has never written numbers."""
+    action = model.action
+    action.bias[model.config.num_token_id] = 0.0
     action.number.weight.zero_()
     action.number.bias.zero_()
     action.number_noise.fill_(1.0)
-    if method == "plain":
-        return
-    numbers = _numbers(model, batches)
-    if len(numbers.target) < FEWEST_NUMBERS:
-        return
-    low, rest = numbers.scores.quantile(0.1), numbers.other_scores
-    action.bias[row] -= low - MARGIN if len(rest) == 0 else (low + rest.quantile(0.9)) / 2
-    # A slope that is as small as it can be, since training moves the features under it.
-    _solve_numbers(model, numbers, slack=SLACK)
+
+
+def forget_numbers(model: CausalLM) -> None:
+    """Drop intervals and support, which belong to the head as it was."""
+    config, action = model.config, model.action
+    config.conformal_scores = config.conformal_folds = config.value_range = None
+    config.number_folds = config.number_support = 0
+    size, device = action.fold_slopes.shape[1], action.fold_slopes.device
+    action.keep_folds(torch.zeros(0, size, device=device), torch.zeros(0, device=device))
+    action.support = NumberSupport(size).to(device)
 
 
 @torch.no_grad()
-def refit_numbers(model: CausalLM, batches: Iterable[Mapping[str, Any]]) -> bool:
-    """Solve for w, b_Y and β_Y once more, on the features that training has made.
+def number_data(model: CausalLM, batches: Batches) -> NumberData:
+    """Run the model over labelled rows, and keep what the number head is solved on."""
+    was_training = model.training
+    model.eval()
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for batch in batches:
+        inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
+        before, elsewhere = positions_of(inputs, model.config)
+        values = inputs.get("labels_values", inputs.get("numeric_values"))
+        values = torch.zeros_like(inputs["input_ids"]) if values is None else values
+        states = _features(model, inputs)  # (B, T, H)
+        parts.append((states[before], shifted(values.double(), 0.0)[before], states[elsewhere]))
+        if sum(len(part[1]) for part in parts) >= MOST_NUMBERS:
+            break
+    model.train(was_training)
+    if not parts:
+        nothing = torch.empty(0, model.config.hidden_size)
+        return NumberData.of(model, nothing, torch.empty(0), nothing)
+    before_z, values, elsewhere_z = (torch.cat(column) for column in zip(*parts, strict=True))
+    return NumberData.of(model, before_z, values, evenly(elsewhere_z, MOST_ELSEWHERE))
 
-    With the features fixed, the number head is one linear regression, and gradients need many steps for what
-    a solver does at once. Its leave-one-out error must be below the trained head's error on the same rows,
-    which that head was trained on: otherwise nothing changes.
+
+def positions_of(inputs: Mapping[str, Tensor], config: Any) -> tuple[Tensor, Tensor]:
+    """(B, T) positions before a number that is learned, and some before something that is no number.
+
+    In a prompt the digits of a number say nothing about <NUM>: positions before them are neither.
+    """
+    ids, row = inputs["input_ids"], config.num_token_id
+    labels, following = shifted(inputs["labels"], IGNORE_INDEX), shifted(ids, row)
+    digits = torch.tensor([row, *(config.number_spelling or {}).values()], device=ids.device)
+    padding = torch.zeros_like(ids) if "attention_mask" not in inputs else 1 - inputs["attention_mask"]
+    in_prompt = (labels == IGNORE_INDEX) & ~torch.isin(following, digits) & (shifted(padding, 1) == 0)
+    elsewhere = (labels != IGNORE_INDEX) & (labels != row) | in_prompt & (padding == 0)
+    return labels == row, elsewhere
+
+
+def evenly(rows: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the rows (N, ...), evenly spread."""
+    if len(rows) <= most:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).long()]
+
+
+@torch.no_grad()
+def rounding_noise(model: CausalLM, batches: Batches) -> Tensor | None:
+    """Second moment (D, D) of what bfloat16 and int8 change in loc_U before a number; None without numbers.
+
+    A head that is to give the same number in another precision must not read directions that rounding
+    destroys. Integers are those of the native engine, where the model is one that it runs.
+
+    Args:
+        model: On any device.
+        batches: Labelled rows, of which the first with 64 numbers are run again in each precision.
+    """
+    sample: list[dict[str, Tensor]] = []
+    count = 0
+    for batch in batches:
+        inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
+        sample.append(inputs)
+        count += int((inputs["labels"] == model.config.num_token_id).sum())
+        if count >= NOISE_ROWS:
+            break
+    if count == 0:
+        return None
+    was_training = model.training
+    model.eval()
+    exact_U = [model.abduction(_features(model, inputs))[0].loc for inputs in sample]
+    total = torch.zeros(model.config.causal_size, model.config.causal_size, dtype=torch.float64)
+    for rounded in _rounded(model, sample):
+        numbers = []
+        for inputs, reference, loc_U in zip(sample, exact_U, rounded, strict=True):
+            before, _ = positions_of(inputs, model.config)
+            numbers.append((loc_U - reference)[before].double().cpu())
+        error = torch.cat(numbers)  # (n, D)
+        total += error.T @ error / len(error)
+    model.train(was_training)
+    return total.to(model.device)
+
+
+def _rounded(model: CausalLM, sample: Sequence[Mapping[str, Tensor]]) -> Iterator[list[Tensor]]:
+    """loc_U (B, T, D) of each batch in bfloat16, and where it can be in int8."""
+    if model.dtype != torch.bfloat16:
+        half = copy.deepcopy(model.model).to(torch.bfloat16)
+        yield [model.abduction(_features(model, inputs, half))[0].loc for inputs in sample]
+        del half
+    try:
+        engine = Engine.from_model(model, precision="int8")
+    except ValueError:  # not on the CPU, or of another family
+        return
+    names = ("input_ids", "attention_mask", "numeric_values")
+    read = [{name: inputs[name] for name in names if name in inputs} for inputs in sample]
+    yield [model.causes(inputs, engine).U.loc for inputs in read]
+
+
+def _features(model: CausalLM, inputs: Mapping[str, Tensor], backbone: Any = None) -> Tensor:
+    """z (B, T, H) by the model's backbone, or by another of its kind."""
+    backbone = model.model if backbone is None else backbone
+    rest = {name: inputs[name] for name in ("attention_mask", "position_ids") if name in inputs}
+    values = inputs.get("numeric_values", torch.zeros_like(inputs["input_ids"]))
+    embeds = model.embed(inputs["input_ids"], values).to(next(backbone.parameters()).dtype)
+    return exact(backbone(inputs_embeds=embeds, use_cache=False, **rest).last_hidden_state)
+
+
+@torch.no_grad()
+def solve_numbers(
+    model: CausalLM, data: NumberData, *, noise: Tensor | None = None, left_out: bool
+) -> CauchyRegression | None:
+    """Set w, b_Y and β_Y to the likeliest, and what was seen: the support and range of the training numbers.
 
     Args:
         model: Changed in place.
-        batches: Labelled training rows, of which the first with 1,024 numbers are used.
+        data: Of the training rows.
+        noise: Of the features, as `rounding_noise` measures it.
+        left_out: Whether intervals come from the residuals of left-out rows (CV+). They are honest where the
+            features know nothing of the labels: a backbone that was trained on these rows does.
 
     Returns:
-        Whether the head was exchanged.
+        The fit; None, and nothing changed but what was seen forgotten, with fewer than 16 numbers or where
+        all are equal.
     """
-    numbers = _numbers(model, batches)
-    if len(numbers.target) < FEWEST_NUMBERS:
-        return False
-    head = (model.action.number.weight, model.action.number.bias, model.action.number_noise)
-    trained = [parameter.clone() for parameter in head]
-    error_trained = (model.action.numbers(numbers.U).loc - numbers.target).abs().median()
-    error_solved = _solve_numbers(model, numbers, slack=0.0)
-    if error_solved is not None and error_solved < error_trained:
-        return True
-    for parameter, trained_value in zip(head, trained, strict=True):
-        parameter.copy_(trained_value)
-    return False
-
-
-class _Numbers(NamedTuple):
-    """Positions before a number: U' (N, D), g(v) (N,), the score of <NUM> there, and at other positions."""
-
-    U: Cauchy
-    target: Tensor
-    scores: Tensor
-    other_scores: Tensor
-
-
-def _numbers(model: CausalLM, batches: Iterable[Mapping[str, Any]]) -> _Numbers:
-    action, row = model.action, model.config.num_token_id
-    parts: list[tuple[Tensor, ...]] = []
-    for positions in labelled_positions(model, batches):
-        is_num = positions.labels == row
-        S = action.scores(positions.U_noisy, positions.U0, model.lm_head.weight, slice(row, row + 1))
-        above = S.loc[:, 0] - exact(action.threshold[row])
-        U, target = positions.U_noisy[is_num], model.value_space.encode(positions.values[is_num])
-        parts.append((target, U.loc, U.scale, above[is_num], above[~is_num]))
-        if sum(len(part[0]) for part in parts) >= MOST_NUMBERS:
-            break
-    columns = [torch.cat(column) for column in zip(*parts, strict=True)] or [torch.empty(0)] * 5
-    target, loc, scale, scores, other_scores = columns
-    return _Numbers(Cauchy(loc, scale), target, scores, other_scores)
-
-
-def _solve_numbers(model: CausalLM, numbers: _Numbers, *, slack: float) -> float | None:
-    """Set w and b_Y to the ridge regression of the numbers on loc_U, β_Y to its median leave-one-out error.
-
-    That error is returned; None where all numbers are equal, and nothing was changed.
-    """
-    action, target = model.action, numbers.target
-    if target.min() == target.max():
+    forget_numbers(model)
+    config, action = model.config, model.action
+    target = model.value_space.encode(data.values.to(data.U.loc.device))
+    if len(target) < FEWEST_NUMBERS or float(target.min()) == float(target.max()):
+        logger.warning("%d numbers, too few or all equal: the number head is not solved", len(target))
         return None
-    fit = ridge(numbers.U.loc, target.to(numbers.U.loc.dtype), slack=slack)
+    fit = cauchy_regression(data.U.loc, target, noise=noise)
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
     action.number_noise.zero_()
-    scale_of_causes = action.numbers(numbers.U).scale.median()
-    error = (fit.left_out - target).abs().median().to(scale_of_causes.dtype)
-    action.number_noise.copy_((error.clamp(min=NARROWEST) - scale_of_causes).clamp(min=0.1 * NARROWEST))
-    logger.info("numbers: R² %.3f (leave-one-out), median error %.3f spreads", fit.r2, float(error))
-    return float(error)
+    from_causes = float(action.numbers(data.U).scale.median())
+    action.number_noise.fill_(max(fit.scale - from_causes, NARROWEST))
+    config.value_range = [float(data.values.min()), float(data.values.max())]
+    floor = 0.0 if noise is None else len(target) * float(noise.diagonal().mean())
+    action.support = NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor)
+    config.number_support = len(action.support.gains)
+    if left_out:
+        action.keep_folds(fit.fold_slopes, fit.fold_intercepts)
+        config.number_folds = len(fit.fold_slopes)
+        scores = fit.left_out.abs() / action.numbers(data.U).scale.double()
+        config.conformal_scores, config.conformal_folds = keep_scores(scores.cpu(), fit.fold.cpu())
+    logger.info("numbers: median error %.3f spreads, left out", float(fit.left_out.abs().median()))
+    return fit
+
+
+def place_num_token(model: CausalLM, data: NumberData, *, move_row: bool) -> None:
+    """`place_token` for <NUM>: chosen, and P_<NUM> large, where a number follows."""
+    if len(data.values) >= FEWEST_NUMBERS:
+        before = evenly(torch.arange(len(data.values), device=data.U.loc.device), MOST_ELSEWHERE)
+        causes = (data.U[before], data.U0[before]), (data.U_elsewhere, data.U0_elsewhere)
+        place_token(model, model.config.num_token_id, *causes, move_row=move_row)
+
+
+@torch.no_grad()
+def place_end_token(model: CausalLM, token: int, data: NumberData, batches: Batches) -> None:
+    """`place_token` for what ends a text: wanted behind numbers, not before them nor elsewhere.
+
+    The causes behind numbers are inferred anew: how <NUM> is read may have changed.
+    """
+    parts: list[Tensor] = []
+    for batch in batches:
+        inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
+        is_num = inputs["input_ids"] == model.config.num_token_id
+        ends = is_num & (shifted(inputs["labels"], IGNORE_INDEX) == token)
+        parts.append(_features(model, inputs)[ends])
+    behind = torch.cat(parts)
+    if len(behind) < FEWEST_NUMBERS:
+        return
+    U, U0 = model.abduction(behind)
+    before = evenly(torch.arange(len(data.values), device=U.loc.device), MOST_ELSEWHERE)
+    U_rest = Cauchy.cat([data.U[before], data.U_elsewhere])
+    U0_rest = Cauchy.cat([data.U0[before], data.U0_elsewhere])
+    place_token(model, token, (model.action.exogenous(U), U0), (U_rest, U0_rest), move_row=True)
+
+
+def place_token(
+    model: CausalLM,
+    token: int,
+    wanted: tuple[Cauchy, Cauchy],
+    unwanted: tuple[Cauchy, Cauchy],
+    *,
+    move_row: bool,
+) -> None:
+    """Set a token's row of W, b and C so that it is chosen after some causes and not after others.
+
+    The row moves as little as it can for the token to lead by three nats where it is wanted and to trail by
+    as much where it is not (a squared hinge with a ridge). C is then put midway between what nine of ten of
+    the first need and what nine of ten of the second allow.
+
+    Args:
+        model: Changed in place.
+        token: Its id.
+        wanted: U' (N, D) and U₀ (N,).
+        unwanted: U' (M, D) and U₀ (M,).
+        move_row: Whether the row may change; tied to the embedding, it is also how the token is read.
+    """
+    action, causes = model.action, (wanted, unwanted)
+    with torch.no_grad():
+        if token == model.config.num_token_id:
+            action.bias[token] = 0.0
+        leads = [_leads(model, token, *pair).logit for pair in causes]
+    shift, bias = _separation([U.loc for U, _ in causes], leads, ridge=RIDGE if move_row else None)
+    with torch.no_grad():
+        if move_row:
+            model.lm_head.weight[token] += shift.to(model.lm_head.weight)
+        action.bias[token] += bias
+        needed, allowed = (_leads(model, token, *pair) for pair in causes)
+        # Raising C lowers both leads by as much.
+        action.threshold[token] += _between(
+            torch.minimum(needed.score, needed.threshold), torch.maximum(allowed.score, allowed.threshold)
+        )
+
+
+def _separation(features: list[Tensor], leads: list[Tensor], *, ridge: float | None) -> tuple[Tensor, float]:
+    """The smallest shift w (D,), and b, with which leads + w·x + b are 3 before numbers and −3 elsewhere.
+
+    Args:
+        features: (N, D) before numbers, and (M, D) elsewhere.
+        leads: (N,) and (M,) without them.
+        ridge: Of the shift; None allows none.
+    """
+    x, lead = torch.cat(features).double(), torch.cat(leads).double()
+    side = torch.cat([torch.ones_like(leads[0]), -torch.ones_like(leads[1])]).double()
+    weight = torch.where(side > 0, 1 / len(leads[0]), 1 / max(len(leads[1]), 1))
+    size = x.square().mean().sqrt()
+    parameters = torch.zeros(x.shape[1] + 1, dtype=x.dtype, device=x.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        moved = lead + parameters[-1] + (0.0 if ridge is None else x @ parameters[:-1] / size)
+        cost = (weight * (MARGIN - side * moved).clamp(min=0).square()).sum()
+        cost = cost + (ridge or 0.0) * parameters[:-1].square().sum()
+        cost.backward()
+        return cost
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    solved = parameters.detach()
+    return solved[:-1] / size, float(solved[-1])
+
+
+@dataclass(frozen=True)
+class _Leads:
+    """By how much a token leads at n positions, (n,) each, in nats."""
+
+    logit: Tensor  # over the best other logit
+    score: Tensor  # over the best other loc_S − C
+    threshold: Tensor  # over its own threshold
+
+
+def _leads(model: CausalLM, token: int, U: Cauchy, U0: Cauchy) -> _Leads:
+    action = model.action
+    columns: list[tuple[Tensor, ...]] = []
+    for first in range(0, len(U0.loc), CHUNK):
+        part = slice(first, first + CHUNK)
+        S = action.scores(U[part], U0[part], model.lm_head.weight, impl="fused")
+        height = S.loc - exact(action.threshold)  # (n, V)
+        logit, own = S.loc[:, token].clone(), height[:, token].clone()
+        S.loc[:, token] = height[:, token] = -torch.inf
+        columns.append((logit - S.loc.amax(-1), own - height.amax(-1), own))
+    if not columns:
+        return _Leads(*(U.loc.new_empty(0) for _ in range(3)))
+    return _Leads(*(torch.cat(column) for column in zip(*columns, strict=True)))
+
+
+def _between(before: Tensor, elsewhere: Tensor) -> float:
+    """Below nine tenths of the first and above nine tenths of the second, as far as there is such a place."""
+    low = float(before.quantile(0.1))
+    return low - MARGIN if len(elsewhere) == 0 else (low + float(elsewhere.quantile(0.9))) / 2

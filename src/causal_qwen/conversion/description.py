@@ -106,7 +106,7 @@ def _describe_causal(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
             name: config[name]
             for name in ("num_token_id", "numeric_encoding", "value_space", "value_center", "value_spread")
         },
-        "intervals": _intervals(config["conformal_scores"]),
+        "intervals": _intervals(config["conformal_scores"], config.get("conformal_folds")),
     }
 
 
@@ -170,7 +170,7 @@ def _constants(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return found
 
 
-def _intervals(scores: list[float] | None) -> dict[str, Any]:
+def _intervals(scores: list[float] | None, folds: list[int] | None) -> dict[str, Any]:
     """How intervals of numbers are made, and up to which level they are calibrated."""
     if not scores:
         return {
@@ -180,8 +180,9 @@ def _intervals(scores: list[float] | None) -> dict[str, Any]:
     count = len(scores)
     return {
         "calibrated": True,
-        "method": "split conformal: they cover what they say, on data like that of training",
-        "numbers set aside": count,
+        "method": f"{'split conformal' if folds is None else 'CV+'}: they cover what they say, on data like "
+        "that of training",
+        "numbers set aside" if folds is None else "numbers left out in turn": count,
         "covers levels up to": count / (count + 1),
     }
 

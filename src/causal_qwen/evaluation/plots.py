@@ -72,9 +72,11 @@ def draw_coverage(axes: Axes, result: Evaluation) -> None:
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as stated")
     raw = [result.coverage(level, raw=True) for level in LEVELS]
     axes.plot(LEVELS, raw, color=ORANGE, linewidth=1.5, label="Cauchy law")
-    if result.conformal_scores is not None:
+    if result.config.conformal_scores is not None:
         mapped = [result.coverage(level) for level in LEVELS]
-        axes.plot(LEVELS, mapped, color=BLUE, linewidth=2, label="reported (split conformal)")
+        axes.plot(LEVELS, mapped, color=BLUE, linewidth=2, label="reported (conformal)")
+        believed = [result.coverage(level, believed=True) for level in LEVELS]
+        axes.plot(LEVELS, believed, color=BLUE, linewidth=1, linestyle=":", label="of believed labels")
     axes.set(xlabel="nominal level", ylabel="share of numbers inside", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title("Interval coverage")
     axes.legend(loc="lower right", frameon=False, fontsize=8)

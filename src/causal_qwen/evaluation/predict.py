@@ -29,6 +29,7 @@ COLUMNS = {
     "lower": float,
     "upper": float,
     "prob_num": float,
+    "extrapolates": bool,
 }
 INPUTS = ("input_ids", "attention_mask", "numeric_values")
 
@@ -44,6 +45,7 @@ class Prediction:
         lower: Lower end of the interval.
         upper: Upper end of the interval.
         prob_num: P_<NUM>, that the next token is a number at all.
+        extrapolates: Whether it lies beyond what training has seen; None where nobody knows.
         fields: The row as it was read.
     """
 
@@ -53,6 +55,7 @@ class Prediction:
     lower: float
     upper: float
     prob_num: float
+    extrapolates: bool | None = None
     fields: Row = field(default_factory=dict)
 
     def record(self, index: int) -> dict[str, Any]:
@@ -120,11 +123,12 @@ def predict(
             inputs = {name: rows[name].to(model.device) for name in INPUTS}  # (B, T) each
             numbers = model.predict_number(inputs, level, raw=raw, engine=engine)
             columns = (numbers.median, numbers.lower, numbers.upper, numbers.prob_num)  # (B,) each
-            for index, *entries in zip(batch, *(column.tolist() for column in columns), strict=True):
-                question = window[index]
-                median, lower, upper, prob_num = entries
+            flags = [None] * len(batch) if numbers.extrapolates is None else numbers.extrapolates.tolist()
+            entries = zip(*(column.tolist() for column in columns), flags, strict=True)
+            for index, entry in zip(batch, entries, strict=True):
+                question, (median, lower, upper, prob_num, flag) = window[index], entry
                 predictions[index] = Prediction(
-                    question.source, question.prompt, median, lower, upper, prob_num, question.fields
+                    question.source, question.prompt, median, lower, upper, prob_num, flag, question.fields
                 )
         yield from (predictions[index] for index in range(len(window)))
 

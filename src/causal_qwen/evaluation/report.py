@@ -10,6 +10,7 @@ from causal_qwen.conversion.files import write_file
 from causal_qwen.evaluation import page, plots
 from causal_qwen.evaluation.markdown import words
 from causal_qwen.evaluation.run import Evaluation
+from causal_qwen.intervals import interval_kind
 
 __all__ = ["REPORT_FORMATS", "write_report"]
 
@@ -27,6 +28,10 @@ MEANINGS = {
     "eval/coverage_90": "share of numbers inside their 90% interval",
     "eval/coverage_50_raw": "the same, of the Cauchy law itself",
     "eval/coverage_90_raw": "the same, of the Cauchy law itself",
+    "eval/coverage_90_believed": "the same, of the labels that the likelihood believes",
+    "eval/believed": "share of these labels: within ten scale_Y of the prediction",
+    "eval/extrapolates": "share of numbers beyond what training has seen",
+    "eval/num_ece": "expected calibration error of P_<NUM>",
     "eval/width_90_median": "median width of the 90% intervals",
     "eval/ovr_nll": "−log(P_y/ΣP), nats per token",
     "eval/softmax_nll": "−log softmax, nats per token",
@@ -55,8 +60,8 @@ def write_report(
         raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; a report is .html or .md")
     intervals = (
         "the Cauchy law's own: this model carries no conformal scores"
-        if result.conformal_scores is None
-        else f"split conformal, from {len(result.conformal_scores)} numbers set aside"
+        if result.config.conformal_scores is None
+        else f"{interval_kind(result.config)}. They cover labels as they are given, wrong ones too"
     )
     counts = {"tokens": f"{len(result.labels):,}", "numbers": f"{len(result.values):,}"}
     facts = dict(facts or {}) | counts | {"intervals": intervals}
@@ -103,7 +108,7 @@ def _pictures(result: Evaluation) -> dict[str, bytes]:
                 plots.draw_coverage, result
             ),
             f"Predictions with {level:.0%} intervals against the true numbers": plots.picture(
-                plots.draw_predictions, result.values, result.predicted, *result.interval(level), level
+                plots.draw_predictions, result.values, *result.numbers(level)[:3], level
             ),
         }
     return pictures

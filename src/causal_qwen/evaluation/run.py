@@ -26,7 +26,7 @@ from causal_qwen.decoder.engine import Engine
 from causal_qwen.evaluation import metrics
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.heads import exact
-from causal_qwen.intervals import interval, multiple
+from causal_qwen.intervals import Numbers, leverage, report
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.value_space import ValueSpace
 
@@ -38,6 +38,8 @@ CHUNK_ELEMENTS = 1 << 23
 SAMPLE_POSITIONS = 4096
 # Facts of a token of which only the mean is kept.
 TOKEN_MEANS = ("eval/ovr_nll", "eval/softmax_nll", "eval/brier", "dist/mode_agreement")
+# |g(v) − loc_Y|/scale_Y beyond which a number weighs less than a fiftieth of one on the line.
+FARTHEST_BELIEVED = 10.0
 Batch = Mapping[str, Any]
 
 
@@ -54,9 +56,10 @@ class Evaluation:
         U: Moments and quartiles of loc_U and scale_U.
         Y: (M,) laws of the numbers in value space, float64.
         values: (M,) true numbers, float64.
-        value_space: Where Y lives.
-        conformal_scores: The model's; None for the law itself.
-        num_token_id: <NUM>, or None.
+        fold_locs: (M, K) loc_Y of the numbers by the head without each fold.
+        leverage: (M,) how far their features lie from those of training; None where nobody knows.
+        prob_num: (N,) P_<NUM>; empty without a number channel.
+        config: The model's.
     """
 
     labels: Tensor
@@ -67,9 +70,10 @@ class Evaluation:
     U: dict[str, float]
     Y: Cauchy
     values: Tensor
-    value_space: ValueSpace
-    conformal_scores: list[float] | None
-    num_token_id: int | None
+    fold_locs: Tensor
+    leverage: Tensor | None
+    prob_num: Tensor
+    config: Any
 
     @property
     def correct(self) -> Tensor:
@@ -77,29 +81,41 @@ class Evaluation:
         return self.chosen == self.labels
 
     @property
+    def value_space(self) -> ValueSpace:
+        """Where Y lives."""
+        return ValueSpace(self.config.value_space, self.config.value_center, self.config.value_spread)
+
+    @property
     def predicted(self) -> Tensor:
-        """(M,) point predictions g⁻¹(loc_Y)."""
-        return self.value_space.decode(self.Y.loc)
+        """(M,) point predictions."""
+        return self.numbers(0.9).median
 
     @property
     def residuals(self) -> Tensor:
         """(M,) |g(v) − loc_Y|/scale_Y."""
         return standardised_residuals(self.Y, self.value_space.encode(self.values))
 
-    def interval(self, level: float, *, raw: bool = False) -> tuple[Tensor, Tensor]:
-        """(M,) lower and upper ends, as `predict_number` reports them."""
-        lower, upper = interval(self.Y, level, None if raw else self.conformal_scores)
-        return self.value_space.decode(lower), self.value_space.decode(upper)
+    @property
+    def believed(self) -> Tensor:
+        """(M,) whether the likelihood takes a number for one of its law, not for a wrong label."""
+        return self.residuals <= FARTHEST_BELIEVED
 
-    def coverage(self, level: float, *, raw: bool = False) -> float:
-        """Share of the intervals of this level that hold their number."""
-        return metrics.coverage(self.residuals, multiple(level, None if raw else self.conformal_scores))
+    def numbers(self, level: float, *, raw: bool = False) -> Numbers:
+        """Medians and intervals, as `predict_number` reports them."""
+        return report(self.config, self.Y, self.fold_locs, self.leverage, level, raw=raw)
+
+    def coverage(self, level: float, *, raw: bool = False, believed: bool = False) -> float:
+        """Share of the intervals of this level that hold their number, or of those of numbers believed."""
+        _, lower, upper, _ = self.numbers(level, raw=raw)
+        inside = (lower <= self.values) & (self.values <= upper)
+        return metrics.mean(inside[self.believed] if believed else inside)
 
     def metrics(self) -> dict[str, float]:
         """Every metric by its name; NaN where the data leave one undefined."""
-        is_num = -1 if self.num_token_id is None else self.num_token_id
+        is_num = -1 if self.config.num_token_id is None else self.config.num_token_id
         predicted, actual = self.chosen == is_num, self.labels == is_num
-        lower, upper = self.interval(0.9)
+        _, lower, upper, extrapolates = self.numbers(0.9)
+        unknown = torch.full_like(lower, torch.nan)
         return {
             "eval/accuracy": metrics.accuracy(self.chosen, self.labels),
             "eval/num_precision": metrics.precision(predicted, actual),
@@ -110,11 +126,15 @@ class Evaluation:
             "eval/reg_crps": metrics.crps(self.Y, self.value_space.encode(self.values)),
             "eval/coverage_50": self.coverage(0.5),
             "eval/coverage_90": self.coverage(0.9),
+            "eval/coverage_90_believed": self.coverage(0.9, believed=True),
+            "eval/believed": metrics.mean(self.believed),
+            "eval/extrapolates": metrics.mean(unknown if extrapolates is None else extrapolates),
             "eval/coverage_50_raw": self.coverage(0.5, raw=True),
             "eval/coverage_90_raw": self.coverage(0.9, raw=True),
             "eval/width_90_median": metrics.median(upper - lower),
             **self.token_means,
             "eval/ece": metrics.expected_calibration_error(self.confidence, self.correct),
+            "eval/num_ece": metrics.expected_calibration_error(self.prob_num, actual),
             **self.U,
             "dist/ovr_prob_sum_median": metrics.median(self.prob_sum),
         }
@@ -195,6 +215,11 @@ def run_evaluation(model: CausalLM, batches: Iterable[Batch], *, engine: Engine 
             facts["loc_Y"].append(numbers.Y.loc.double().cpu())
             facts["scale_Y"].append(numbers.Y.scale.double().cpu())
             facts["values"].append(numbers.values.cpu())
+            facts["fold_locs"].append(model.action.fold_numbers(numbers.U_noisy).double().cpu())
+            far = leverage(model.action, numbers.U_noisy)
+            if far is not None:
+                facts["leverage"].append(far.cpu())
+            facts["prob_num"].append(model.prob_num(positions.U_noisy, positions.U0, engine).cpu())
 
     def column(name: str) -> Tensor:
         return torch.cat(facts[name]) if name in facts else torch.empty(0)
@@ -212,9 +237,10 @@ def run_evaluation(model: CausalLM, batches: Iterable[Batch], *, engine: Engine 
         },
         Y=Cauchy(column("loc_Y"), column("scale_Y")),
         values=column("values"),
-        value_space=model.value_space,
-        conformal_scores=model.config.conformal_scores,
-        num_token_id=model.config.num_token_id,
+        fold_locs=column("fold_locs"),
+        leverage=column("leverage") if "leverage" in facts else None,
+        prob_num=column("prob_num"),
+        config=model.config,
     )
 
 

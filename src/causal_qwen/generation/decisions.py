@@ -22,7 +22,7 @@ from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import exact, without_num_row
 from causal_qwen.individual import Individual
-from causal_qwen.intervals import interval
+from causal_qwen.intervals import Numbers, farthest, read_numbers
 
 __all__ = ["Choice", "Decision", "InferenceMode"]
 
@@ -37,33 +37,33 @@ class Choice:
         tokens: (B,) ids.
         scores: (B, V) what the token is the argmax of (or, sampled by softmax, drawn from).
         logits: (B, V) before any processor; None where nobody needed them.
-        number: Computes values and the ends of their intervals; most tokens are no numbers and never ask.
+        number: Computes values and their intervals; most tokens are no numbers and never ask.
     """
 
     tokens: Tensor
     scores: Tensor
     logits: Tensor | None
-    number: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    number: Callable[[], Numbers]
 
     @functools.cached_property
-    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`values`, `lower` and `upper`."""
+    def numbers(self) -> Numbers:
+        """Values, ends of their intervals, and whether they extrapolate."""
         return self.number()
 
     @property
     def values(self) -> Tensor:
         """(B,) the number, should the token be <NUM>; float64."""
-        return self.numbers[0]
+        return self.numbers.median
 
     @property
     def lower(self) -> Tensor:
         """(B,) lower end of its interval."""
-        return self.numbers[1]
+        return self.numbers.lower
 
     @property
     def upper(self) -> Tensor:
         """(B,) upper end of its interval."""
-        return self.numbers[2]
+        return self.numbers.upper
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,13 @@ class Decision:
                 scores.
         """
         (U, U0), action = causes, readout.action
-        law = functools.partial(readout.number, U)  # of the widened cause
+        wide = functools.partial(action.exogenous, U, noise=readout.noise)  # the widened cause
         if self.mode == "compatible":
-            return self._by_softmax(readout, causes, input_ids, processors, law)
+            return self._by_softmax(readout, causes, input_ids, processors, wide)
         if self.mode == "standard" and not self.do_sample:
             widened = action.exogenous(U, temperature=self.temperature, noise=readout.noise)
             decided = self._by_law(readout, widened, None, U0, input_ids, processors)
-            return self._choice(
-                readout, *decided, law if self.temperature else lambda: action.numbers(widened)
-            )
+            return self._choice(readout, *decided, wide if self.temperature else lambda: widened)
         noise = self._noise(U.loc, position)  # (B, D + 1)
         epsilon = noise[:, :-1]
         if self.mode == "standard":
@@ -152,7 +150,7 @@ class Decision:
             decided = self._by_law(readout, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
             own = functools.partial(move, temperature=self.temperature)
-            return self._choice(readout, *decided, lambda: action.numbers(own()))
+            return self._choice(readout, *decided, own)
         reach = U.scale + readout.noise  # (B, D)
         u = torch.addcmul(U.loc, reach, epsilon, value=self.temperature * self.noise_gain)  # (B, D)
         decided = self._by_cause(readout, u, U.loc, input_ids, processors)
@@ -162,7 +160,7 @@ class Decision:
             read_out = self.temperature * exact(magnitude(action.number_noise)) * noise[:, -1]
             return action.numbers(Cauchy(own, U.scale)).loc + read_out
 
-        return self._choice(readout, *decided, law, drawn=drawn)
+        return self._choice(readout, *decided, wide, drawn=drawn)
 
     def _choice(
         self,
@@ -170,20 +168,25 @@ class Decision:
         scores: Tensor,
         tokens: Tensor,
         logits: Tensor | None,
-        law: Callable[[], Cauchy],
+        cause: Callable[[], Cauchy],
         *,
         drawn: Callable[[], Tensor] | None = None,
     ) -> Choice:
-        """With the median of Y as the number unless a value is drawn."""
+        """With the median of Y of the cause as the number unless a value is drawn."""
 
-        def number() -> tuple[Tensor, Tensor, Tensor]:
-            model = readout.model
+        @torch.no_grad()
+        def number() -> Numbers:
+            model, U = readout.model, cause()
             calibrated = self.mode != "standard" or not (self.do_sample or self.temperature == 0)
-            residuals = model.config.conformal_scores if calibrated and not self.raw_intervals else None
-            with torch.no_grad():
-                Y, decode = law(), model.value_space.decode
-                lower, upper = interval(Y, self.level, residuals)
-                return decode(Y.loc if drawn is None else drawn()), decode(lower), decode(upper)
+            raw = self.raw_intervals or not calibrated
+            numbers = read_numbers(
+                readout.action, model.config, U, readout.action.numbers(U), self.level, raw=raw
+            )
+            if drawn is None:
+                return numbers
+            value = model.value_space.decode(drawn())
+            limits = model.config.value_range
+            return numbers._replace(median=value if limits is None else value.clamp(*farthest(limits)))
 
         return Choice(tokens, scores, logits, number)
 
@@ -193,7 +196,7 @@ class Decision:
         causes: Causes,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-        law: Callable[[], Cauchy],
+        cause: Callable[[], Cauchy],
     ) -> Choice:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
         U, U0 = causes
@@ -209,7 +212,7 @@ class Decision:
             tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
         else:
             tokens = scores.argmax(-1)
-        return self._choice(readout, scores, tokens, logits, law)
+        return self._choice(readout, scores, tokens, logits, cause)
 
     def _by_law(
         self,

@@ -4,6 +4,7 @@ cache arrive prepared, tokens and numbers come from the loop, and what was asked
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +35,15 @@ class GeneratedNumber:
         value: What is said.
         lower: Lower end of the model's interval there.
         upper: Upper end.
+        extrapolates: Whether it lies beyond what training has seen, so that the interval is not calibrated;
+            None where nobody knows.
     """
 
     position: int
     value: float
     lower: float
     upper: float
+    extrapolates: bool | None = None
 
 
 @dataclass
@@ -50,6 +54,7 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
         numeric_values: (B, T) value at each <NUM> of ``sequences``, 0 elsewhere; float64.
         numeric_lower: (B, T) lower end of its interval; equal to the value in the prompt.
         numeric_upper: (B, T) upper end of its interval.
+        numeric_extrapolates: (B, T) 1 where it lies beyond what training has seen, NaN where nobody knows.
         individuals: Who decided each row, where noise was drawn: pass them to generate() again for the same
             text.
     """
@@ -57,26 +62,36 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
     numeric_values: Tensor | None = None
     numeric_lower: Tensor | None = None
     numeric_upper: Tensor | None = None
+    numeric_extrapolates: Tensor | None = None
     individuals: list[Individual] | None = None
 
     def after(self, start: int) -> CausalGenerateOutput:
         """The texts without their first ``start`` tokens, which were the prompts, with their numbers."""
-        columns = (self.sequences, self.numeric_values, self.numeric_lower, self.numeric_upper)
-        ids, values, lower, upper = (None if rows is None else rows[:, start:].cpu() for rows in columns)
+        names = (
+            "sequences",
+            "numeric_values",
+            "numeric_lower",
+            "numeric_upper",
+            "numeric_extrapolates",
+        )
+        columns = {name: getattr(self, name) for name in names}
         return CausalGenerateOutput(
-            sequences=ids, numeric_values=values, numeric_lower=lower, numeric_upper=upper
+            **{name: None if rows is None else rows[:, start:].cpu() for name, rows in columns.items()}
         )
 
     def numbers(self, num_token_id: int, row: int = 0) -> tuple[GeneratedNumber, ...]:
         """The numbers of one row, with their intervals."""
         if self.numeric_values is None:
             return ()
-        columns = (self.numeric_values, self.numeric_lower, self.numeric_upper)
-        positions = (self.sequences[row] == num_token_id).nonzero().flatten().tolist()
-        return tuple(
-            GeneratedNumber(position, *(rows[row, position].item() for rows in columns if rows is not None))
-            for position in positions
-        )
+        columns = (self.numeric_values, self.numeric_lower, self.numeric_upper, self.numeric_extrapolates)
+        numbers = []
+        for position in (self.sequences[row] == num_token_id).nonzero().flatten().tolist():
+            value, lower, upper, flag = (
+                math.nan if rows is None else float(rows[row, position]) for rows in columns
+            )
+            known = None if math.isnan(flag) else bool(flag)
+            numbers.append(GeneratedNumber(position, value, lower, upper, known))
+        return tuple(numbers)
 
 
 def decode(
@@ -201,5 +216,6 @@ class _Record:
             numeric_values=values,
             numeric_lower=lower,
             numeric_upper=upper,
+            numeric_extrapolates=texts.extrapolates,
             individuals=list(self.decision.individuals) or None,
         )

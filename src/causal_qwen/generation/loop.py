@@ -75,16 +75,22 @@ class Texts:
         self.ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         self._num, self._pad = num_token_id, pad_token_id
         has_number = num_token_id is not None and bool((input_ids == num_token_id).any())
-        # (3, B, T): values, lower and upper ends of their intervals
+        # (4, B, T): values, lower and upper ends of their intervals, 1 where they extrapolate
         self._numbers = None
         if has_number and numeric_values is not None:
-            self._numbers = numeric_values.expand(3, *numeric_values.shape)
+            known = torch.zeros_like(numeric_values)  # a prompt's numbers are given
+            self._numbers = torch.stack([numeric_values, numeric_values, numeric_values, known])
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
         """Values, lower ends and upper ends, (B, T) each, 0 where there is no number."""
         rows = self._numbers
         return (None, None, None) if rows is None else (rows[0], rows[1], rows[2])
+
+    @property
+    def extrapolates(self) -> Tensor | None:
+        """(B, T) 1 where a number lies beyond what training has seen, NaN where nobody knows, else 0."""
+        return None if self._numbers is None else self._numbers[3]
 
     def append(self, choice: Choice) -> Tensor:
         """Add what was decided, and return the tokens that were added, (B,)."""
@@ -99,8 +105,12 @@ class Texts:
         if self._numbers is None:
             if self._num is None or self._num not in tokens.tolist():
                 return
-            self._numbers = choice.values.new_zeros(3, *self.ids.shape)
-        column = torch.stack(choice.numbers) * (tokens == self._num)  # (3, B)
+            self._numbers = choice.values.new_zeros(4, *self.ids.shape)
+        *laws, extrapolates = choice.numbers
+        unknown = torch.full_like(choice.values, torch.nan)
+        flags = unknown if extrapolates is None else extrapolates.to(unknown)
+        is_num = tokens.eq(-1 if self._num is None else self._num)
+        column = torch.where(is_num, torch.stack([*laws, flags]), 0.0)  # (4, B)
         self._numbers = torch.cat([self._numbers.to(column), column[..., None]], dim=-1)
 
     def end(self, rows: Tensor | bool) -> None:

@@ -64,7 +64,7 @@ class SpelledStream:
             return
         token = int(tokens.item())
         if token == self._num:
-            self._put(self._speller.add_number(*(part.item() for part in choice.numbers)))
+            self._put(self._speller.add_number(*(part.item() for part in choice.numbers[:3])))
         else:
             self._put(self._speller.add(token))
 

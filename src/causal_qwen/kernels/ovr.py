@@ -11,11 +11,14 @@ so with G = ∂loss/∂loc_S and H = ∂loss/∂scale_S all gradients are column
 
     ∂/∂X = G R,  ∂/∂Y = H A,  ∂/∂R = Gᵀ X,  ∂/∂A = Hᵀ Y,  ∂/∂W = ∂/∂R + sign(W) ⊙ ∂/∂A.
 
+G may be bounded: then all of these are those of the bounded G, and the sum itself is what it was.
+
 This module does not know ignored labels, what the sum is divided by, or where the rows of W come from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -64,7 +67,14 @@ NAMES = tuple(field.name for field in fields(Scores))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def ovr_sum(scores: Scores, labels: Tensor, importance: Tensor, *, block_size: int | None = None) -> Tensor:
+def ovr_sum(
+    scores: Scores,
+    labels: Tensor,
+    importance: Tensor,
+    *,
+    steepest: Tensor | None = None,
+    block_size: int | None = None,
+) -> Tensor:
     """−Σ_n Σ_k w_k·[ y_nk log P(S_nk > 0) + (1 − y_nk) log P(S_nk ≤ 0) ], a scalar.
 
     Differentiable once, in every tensor of ``scores``. Inside torch.compile it is a graph break.
@@ -73,13 +83,16 @@ def ovr_sum(scores: Scores, labels: Tensor, importance: Tensor, *, block_size: i
         scores: N positions, V tokens.
         labels: (N,) rows of W, all valid.
         importance: (V,) w.
+        steepest: (V,) what |∂/∂loc_S| of a term, w included, is cut off at; None for no bound.
         block_size: Rows of W per block; None chooses from the sizes.
     """
+    if steepest is None:
+        steepest = torch.full_like(importance, math.inf)
     tensors = [getattr(scores, name) for name in NAMES]
     # Inside a Function the grad mode is off, and needs_input_grad does not know it: ask here.
     with_grad = torch.is_grad_enabled()
     apply: Callable[..., Tensor] = _OvrSum.apply
-    return apply(with_grad, labels, importance.detach(), block_size, *tensors)
+    return apply(with_grad, labels, importance.detach(), steepest.detach(), block_size, *tensors)
 
 
 def choose_blocks(
@@ -109,15 +122,16 @@ class _OvrSum(torch.autograd.Function):
         with_grad: bool,
         labels: Tensor,
         importance: Tensor,
+        steepest: Tensor,
         block_size: int | None,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.needed = dict(zip(NAMES, ctx.needs_input_grad[4:], strict=True))
+        ctx.needed = dict(zip(NAMES, ctx.needs_input_grad[5:], strict=True))
         ctx.block_size = block_size
         if with_grad:
-            ctx.save_for_backward(labels, importance, *tensors)
+            ctx.save_for_backward(labels, importance, steepest, *tensors)
         needed = ctx.needed if with_grad else dict.fromkeys(NAMES, False)
-        total, ctx.grads = _walk(Scores(*tensors), labels, importance, block_size, needed)
+        total, ctx.grads = _walk(Scores(*tensors), labels, importance, steepest, block_size, needed)
         return total
 
     @staticmethod
@@ -125,14 +139,20 @@ class _OvrSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads, ctx.grads = ctx.grads, None
         if grads is None:  # a second backward through a retained graph: the first gave its buffers away
-            labels, importance, *tensors = ctx.saved_tensors
-            _, grads = _walk(Scores(*tensors), labels, importance, ctx.block_size, ctx.needed)
+            labels, importance, steepest, *tensors = ctx.saved_tensors
+            _, grads = _walk(Scores(*tensors), labels, importance, steepest, ctx.block_size, ctx.needed)
         # In place: the largest of them is as large as W.
-        return None, None, None, None, *(grads[name].mul_(grad) if name in grads else None for name in NAMES)
+        slopes = (grads[name].mul_(grad) if name in grads else None for name in NAMES)
+        return None, None, None, None, None, *slopes
 
 
 def _walk(
-    scores: Scores, labels: Tensor, importance: Tensor, block_size: int | None, needed: dict[str, bool]
+    scores: Scores,
+    labels: Tensor,
+    importance: Tensor,
+    steepest: Tensor,
+    block_size: int | None,
+    needed: dict[str, bool],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum, and the gradient of each tensor that needs one."""
     (num_tokens, width), (vocab_size, rank) = scores.X.shape, scores.weight.shape  # D + 2, D
@@ -172,7 +192,8 @@ def _walk(
             G, H, loss = buffers[shape]
             torch.mm(x, R.T, out=G)  # loc_S
             torch.mm(y, A.T, out=H)  # scale_S
-            tail_block_(G, H, loss, labels[tokens] - first, importance[block].clone())
+            columns = (importance[block].clone(), steepest[block].clone())
+            tail_block_(G, H, loss, labels[tokens] - first, *columns)
             if needed["X"]:
                 grads["X"][tokens].addmm_(G, R)
             if needed["Y"]:

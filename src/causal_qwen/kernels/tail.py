@@ -5,7 +5,8 @@ With d = loc_S for a token that is not the label and d = −loc_S for the one th
     loss = −log(θ/π),  θ = atan2(scale_S, d),  h² = scale_S² + d²
     ∂loss/∂d = scale_S/(h²·θ),  ∂loss/∂scale_S = −d/(h²·θ)
 
-which is `causal_qwen.cauchy.log_tail` with its gradients. This module does not know where scores come from.
+which is `causal_qwen.cauchy.log_tail` with its gradients; ∂loss/∂d may be cut off at a bound. This module
+does not know where scores come from.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = ["tail_block_"]
 SMALLEST_COMPILED = 1 << 16
 
 
-def tail_block_(loc: Tensor, scale: Tensor, loss: Tensor, labels: Tensor, importance: Tensor) -> None:
+def tail_block_(
+    loc: Tensor, scale: Tensor, loss: Tensor, labels: Tensor, importance: Tensor, steepest: Tensor
+) -> None:
     """loss ← loss − w log P, loc ← ∂(−w log P)/∂loc_S, scale ← ∂(−w log P)/∂scale_S, in place.
 
     Args:
@@ -32,11 +35,12 @@ def tail_block_(loc: Tensor, scale: Tensor, loss: Tensor, labels: Tensor, import
         loss: (n, v) running sums.
         labels: (n,) int32, the label's column in this block; any other number when it lies outside.
         importance: (v,) w, how many tokens each column stands for.
+        steepest: (v,) what the size of ∂(−w log P)/∂loc_S is cut off at, ∞ for the derivative as it is.
     """
     # A size of 1 would be a variant of its own.
     large = loc.numel() >= SMALLEST_COMPILED and min(loc.shape) > 1
     kernel = _tail if large and loc.dtype == torch.float32 else _plain_tail
-    kernel(loc, scale, loss, labels, importance)
+    kernel(loc, scale, loss, labels, importance, steepest)
 
 
 def _tail_formula(
@@ -47,6 +51,7 @@ def _tail_formula(
     loss: Tensor,
     labels: Tensor,
     importance: Tensor,
+    steepest: Tensor,
 ) -> None:
     # Constants are written out: the compiler would read a module's float at every element.
     pi, half_pi, inverse_pi = 3.141592653589793, 1.5707963267948966, 0.3183098861837907
@@ -69,7 +74,7 @@ def _tail_formula(
     slope = torch.where(scale < smallest, 0.0, importance / ((1 + ratio * ratio) * arc))
 
     loss.add_(minus_log(smaller_tail * inverse_pi, d > 0) * importance)
-    slope_d = s_unit * slope
+    slope_d = torch.minimum(s_unit * slope, steepest)
     loc.copy_(torch.where(is_label, -slope_d, slope_d))
     scale.copy_(-d_unit * slope)
 

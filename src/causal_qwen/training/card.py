@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from causal_qwen.configuration import CausalFields
 from causal_qwen.data import BadRows
 from causal_qwen.evaluation.markdown import code, words
+from causal_qwen.intervals import interval_kind
 from causal_qwen.training.recipe import TrainingRecipe
 
 __all__ = ["model_card"]
@@ -48,12 +49,8 @@ def model_card(
         for name, text in SHOWN.items()
         if name in metrics and math.isfinite(metrics[name])
     ]
-    scores = config.conformal_scores
-    intervals = (
-        f"split-conformal, from {len(scores)} numbers that training did not use"
-        if scores
-        else "the quantiles of the Cauchy law: there were too few numbers to calibrate on"
-    )
+    few = "" if config.conformal_scores else ": there were too few numbers to calibrate on"
+    intervals = f"{interval_kind(config)}{few}"
     skipped = f"\n{bad_rows.count} rows were skipped." if bad_rows.count else ""
     return f"""---
 library_name: transformers

@@ -1,4 +1,4 @@
-"""Heads only: the backbone's features are computed once, then abduction and action are trained on them."""
+"""Heads only: the backbone's features are computed once, and everything else is set or trained on them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from causal_qwen.calibration.number_head import MOST_ELSEWHERE, NumberData, evenly, positions_of
 from causal_qwen.causal_lm import CausalLM, shifted
 from causal_qwen.data import Collator, Encoded, batches_of
 from causal_qwen.heads import exact
@@ -30,9 +31,16 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
     labels: Tensor  # (N,) tokens that follow
     values: Tensor  # (N,) their values
     bounds: list[int]  # row i holds positions bounds[i] to bounds[i + 1]
+    elsewhere: Tensor  # (M, H) features of some positions before which no number stands
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
+
+    def number_data(self, model: CausalLM) -> NumberData:
+        """What the number head is solved on."""
+        before = self.labels == model.config.num_token_id
+        features = torch.from_numpy(np.asarray(self.hidden_states)[before.numpy()])
+        return NumberData.of(model, features, self.values[before], self.elsewhere)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         part = slice(self.bounds[index], self.bounds[index + 1])
@@ -49,14 +57,16 @@ def cache_features(
 ) -> CachedFeatures:
     """Run the backbone once over the rows; features go to ``file`` and are mapped from it."""
     model.eval()
-    labels, values, bounds = [], [], [0]
+    labels, values, bounds, elsewhere = [], [], [0], []
     with file.open("wb") as stream:
         for padded in batches_of(rows, collator, batch_size):
             batch = {name: tensor.to(model.device) for name, tensor in padded.items()}
+            _, others = positions_of(batch, model.config)
             shift = shifted(batch.pop("labels"), IGNORE_INDEX)
             shift_values = shifted(batch["numeric_values"], 0.0)
             embeds = model.embed(batch.pop("input_ids"), batch.pop("numeric_values"))
             states = exact(model.model(inputs_embeds=embeds, **batch).last_hidden_state)
+            elsewhere.append(states[others].float().cpu())
             for row in range(len(shift)):
                 valid = shift[row] != IGNORE_INDEX
                 stream.write(states[row, valid].float().cpu().numpy().tobytes())
@@ -66,8 +76,10 @@ def cache_features(
     shape = (bounds[-1], model.config.hidden_size)
     mapped = np.memmap(file, np.float32, "r", shape=shape) if shape[0] else np.empty(shape, np.float32)
     if not labels:  # no rows are held out
-        return CachedFeatures(mapped, torch.empty(0, dtype=torch.long), torch.empty(0), bounds)
-    return CachedFeatures(mapped, torch.cat(labels), torch.cat(values), bounds)
+        nothing = torch.empty(0, model.config.hidden_size)
+        return CachedFeatures(mapped, torch.empty(0, dtype=torch.long), torch.empty(0), bounds, nothing)
+    others = evenly(torch.cat(elsewhere), MOST_ELSEWHERE)
+    return CachedFeatures(mapped, torch.cat(labels), torch.cat(values), bounds, others)
 
 
 def collate_features(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -76,17 +88,21 @@ def collate_features(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class HeadsOnly(nn.Module):
-    """Abduction and action of a model as a module of their own: z → loss. W is frozen and not a part of it.
+    """The biases of a model's words as a module of their own: z → loss.
+
+    Causes and numbers stay as they are: numbers are solved for on the same features, and the left-out
+    residuals of that solution are honest only as long as nothing else has learned from the rows.
 
     Args:
-        model: Whose heads are trained in place.
+        model: Whose b, balance and C are trained in place.
     """
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
         model.requires_grad_(False)
-        self.abduction = model.abduction.requires_grad_(True)
-        self.action = model.action.requires_grad_(True)
+        self.abduction, self.action = model.abduction, model.action
+        for parameter in (self.action.bias, self.action.balance, self.action.threshold):
+            parameter.requires_grad_(True)
         # Not a submodule: the backbone is neither trained nor saved here.
         self._whole = (model,)
         self.config = model.config

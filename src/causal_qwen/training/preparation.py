@@ -14,6 +14,7 @@ from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import BadRows, Encoded, Encoder, Files, Reading, Source
 from causal_qwen.data.batches import pack
 from causal_qwen.data.encoding import numbers_of
+from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
@@ -34,6 +35,13 @@ class Rows:
     bad_rows: BadRows  # what was skipped
     digest: str  # of all training rows; of a stream, of its head
     num_token_id: int  # <NUM>
+    eos_token_id: int | None  # what ends a text
+
+    @property
+    def words(self) -> bool:
+        """Whether anything but numbers and ends is learned."""
+        known = {self.num_token_id, self.eos_token_id, IGNORE_INDEX}
+        return any(not known.issuperset(row.labels) for row in self.sample)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -87,7 +95,7 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
     validation = [] if held_out is None else list(encoder.rows(held_out, bad_rows))
     if recipe.streaming:
         head = list(itertools.islice(encoder.rows(source, bad_rows), STREAM_HEAD))
-        count = round(len(validation) * recipe.calibration_fraction)
+        count = round(len(validation) * recipe.share_to_calibrate)
         stream = StreamedRows(
             lambda: _maybe_packed(encoder.rows(source, BadRows(recipe.on_bad_row)), recipe),
             buffer=recipe.shuffle_buffer,
@@ -101,6 +109,7 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
             bad_rows=bad_rows,
             digest=_digest(head),
             num_token_id=processor.num_token_id,
+            eos_token_id=processor.tokenizer.eos_token_id,
         )
     rows = list(encoder.rows(source, bad_rows))
     validation_part, calibration_part, training_part = split(len(rows), recipe)
@@ -113,6 +122,7 @@ def prepare_rows(recipe: TrainingRecipe, processor: CausalQwen2Processor, source
         bad_rows=bad_rows,
         digest=_digest(train),
         num_token_id=processor.num_token_id,
+        eos_token_id=processor.tokenizer.eos_token_id,
     )
 
 
@@ -153,7 +163,7 @@ def split(count: int, recipe: TrainingRecipe) -> tuple[list[int], list[int], lis
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed)).tolist()
     first = round(count * recipe.validation_fraction) if recipe.validation is None else 0
-    second = first + round(count * recipe.calibration_fraction)
+    second = first + round(count * recipe.share_to_calibrate)
     if count <= second:
         rows = "1 usable row" if count == 1 else f"{count} usable rows"
         raise ValueError(f"{rows}; none are left to train on")

@@ -37,6 +37,7 @@ NOT_NEGATIVE = _rule(lambda value: 0 <= value < math.inf, "at least 0")
 FINITE = _rule(math.isfinite, "a finite number")
 SEED = _rule(lambda value: 0 <= value < 2**32, "at least 0 and below 2³²")
 NOT_BLANK = _rule(lambda value: bool(value.strip()), "a name")
+SHARE_OR_NONE = _rule(lambda value: value is None or 0 <= value < 1, "at least 0 and below 1, or None")
 SHARE = _rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 SENTENCES = _rule(lambda value: value not in ("", []), "a sentence with fields, or a list of them")
 LONGEST_MESSAGE = 400  # characters; a value may be a page long
@@ -67,7 +68,8 @@ class TrainingRecipe:
         encoding: Of the data's text, such as latin-1; None is UTF-8.
         validation: File to evaluate on; None takes ``validation_fraction`` of the data.
         validation_fraction: Share of the rows kept to evaluate on.
-        calibration_fraction: Share of the rows kept to calibrate the intervals on.
+        calibration_fraction: Share of the rows kept to calibrate the intervals on. None keeps a tenth where a
+            backbone is trained, and none with method "heads", whose left-out residuals calibrate.
         on_bad_row: "error" or "skip".
         streaming: Whether rows are read while training, for data larger than memory; needs ``max_steps`` and
             ``validation``.
@@ -77,7 +79,8 @@ class TrainingRecipe:
         group_by_length: Whether batches hold rows of similar length.
         completion_only: Whether only completions are learned.
         append_eos: Whether each example ends with the end-of-text token.
-        method: "full", "lora" or "heads" (only the causal heads, on features computed once).
+        method: "full", "lora" or "heads" (only the causal heads, on features computed once: seconds, and on
+            small tables no worse). None is "heads" for a table with a target, else "full".
         lora_rank: Rank of the adapters.
         lora_alpha: Their scale is alpha/rank.
         lora_dropout: Dropout on their input.
@@ -102,14 +105,15 @@ class TrainingRecipe:
             much as it is expected, and loc_Y drifts away while <NUM> is still learned.
         classification_loss_weight: Weight of the One-vs-Rest loss, whose gradient is up to 1/scale_S.
         softmax_loss_weight: Weight of cross-entropy on the logits.
+        ovr_gradient_bound: What the One-vs-Rest gradient of each score is cut off at; None leaves it, up to
+            1/scale_S.
         value_space: "log" or "linear".
-        number_start: How <NUM> and the number head start in a model that has never written numbers: "plain"
-            sets loc_Y and the bias of <NUM> to 0 and scale_Y to 1; "fit" solves for them on features of the
-            data, for a backbone that stays as it is (method "heads"): its slope does not survive moving ones.
         solve_steps: Steps between two solutions of the number head, which with a backbone that learns is not
             trained but solved for on the latest features (methods "full" and "lora").
-        refit_numbers: Whether the number head is solved for once more when training ends, and kept if its
-            leave-one-out error is the smaller one.
+        precision_proof: Whether the number head leaves alone what bfloat16 and int8 change in the features,
+            which is measured on 64 rows.
+        refit_words: Whether the width of scale_S and a common shift of C are solved for once more when
+            training ends, for running text: rows whose every label is certain would make scales vanish.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
         eval_steps: Steps between evaluations; 0 evaluates at the end only.
         save_steps: Steps between checkpoints; 0 saves none.
@@ -135,7 +139,7 @@ class TrainingRecipe:
     encoding: str | None = None
     validation: str | None = None
     validation_fraction: float | int = validated_field(SHARE, default=0.1)
-    calibration_fraction: float | int = validated_field(SHARE, default=0.1)
+    calibration_fraction: float | int | None = validated_field(SHARE_OR_NONE, default=None)
     on_bad_row: Literal["error", "skip"] = "error"
     streaming: bool = False
     shuffle_buffer: int = validated_field(COUNT, default=1000)
@@ -144,7 +148,7 @@ class TrainingRecipe:
     group_by_length: bool = False
     completion_only: bool = True
     append_eos: bool = True
-    method: Literal["full", "lora", "heads"] = "full"
+    method: Literal["full", "lora", "heads"] | None = None
     lora_rank: int = validated_field(COUNT, default=16)
     lora_alpha: float | int = validated_field(POSITIVE, default=32.0)
     lora_dropout: float | int = validated_field(SHARE, default=0.0)
@@ -166,10 +170,11 @@ class TrainingRecipe:
     gate_alpha: float | int = validated_field(FINITE, default=1.0)
     classification_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=0.01)
     softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
+    ovr_gradient_bound: float | int | None = validated_field(POSITIVE, default=None)
     value_space: Literal["log", "linear"] = "log"
-    number_start: Literal["fit", "plain"] = "plain"
     solve_steps: int = validated_field(COUNT, default=2)
-    refit_numbers: bool = True
+    precision_proof: bool = True
+    refit_words: bool = False
     early_stopping: int = validated_field(NOT_NEGATIVE, default=0)
     eval_steps: int = validated_field(NOT_NEGATIVE, default=0)
     save_steps: int = validated_field(NOT_NEGATIVE, default=500)
@@ -181,9 +186,21 @@ class TrainingRecipe:
     seed: int = validated_field(SEED, default=0)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
+    def __post_init__(self) -> None:
+        """Defaults that depend on what is learned."""
+        if self.method is None:
+            self.method = "heads" if self.target and not (self.streaming or self.fsdp) else "full"
+        if self.calibration_fraction is None:
+            self.calibration_fraction = 0.0 if self.method == "heads" else 0.1
+
+    @property
+    def share_to_calibrate(self) -> float:
+        """``calibration_fraction``, which is known once a recipe is made."""
+        return self.calibration_fraction or 0.0
+
     def validate_combinations(self) -> None:
         """Rules about several fields, which `strict` checks after those about one."""
-        if self.validation_fraction + self.calibration_fraction >= 1:
+        if self.validation_fraction + self.share_to_calibrate >= 1:
             raise ValueError(
                 f"calibration_fraction is {self.calibration_fraction}; with validation_fraction "
                 f"{self.validation_fraction} no rows are left to train on: lower one of them"

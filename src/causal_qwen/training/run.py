@@ -17,12 +17,19 @@ from accelerate import PartialState
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
 from causal_qwen.calibration import (
+    NumberData,
     fit_conformal,
+    number_data,
+    place_end_token,
+    place_num_token,
     recalibrate_gain,
-    refit_numbers,
+    refit_words,
+    rounding_noise,
     set_value_space,
+    solve_numbers,
     wake_numbers,
 )
+from causal_qwen.calibration.number_head import NOISE_ROWS, forget_numbers
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
@@ -37,6 +44,7 @@ from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import enter_workspace, flush_to_disk, last_checkpoint, leave_workspace
 from causal_qwen.training.curves import draw_curves
 from causal_qwen.training.diagnostics import Diagnostics
+from causal_qwen.training.features import CachedFeatures
 from causal_qwen.training.following import FollowingHead
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, check_files, load_model, prepare_rows
@@ -59,6 +67,7 @@ LOSS_FIELDS = (
     "classification_loss_weight",
     "reg_loss_weight",
     "softmax_loss_weight",
+    "ovr_gradient_bound",
     "gate_alpha",
 )
 
@@ -149,12 +158,15 @@ def _run(
             progress(str(parts))
     collator = Collator.of(processor)
     batches = partial(batches_of, collator=collator, batch_size=recipe.batch_size)
-    _prepare_model(model, recipe, parts, batches)
+    _prepare_model(model, recipe, parts)
 
     prepared = trainable(model, recipe, parts, collator, arguments)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
     following = None
-    if recipe.method != "heads":
+    data = None  # of a backbone that stays
+    if isinstance(prepared.train, CachedFeatures):
+        data = _solve(model, recipe, parts, batches, prepared.train)
+    else:
         following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
         if checkpoint is None:
             following.fill(batches(parts.sample))
@@ -163,7 +175,8 @@ def _run(
     evaluation = partial(measure, model) if parts.validation else None
     trainer = _trainer(prepared, processor, recipe, arguments, evaluation, following, progress)
     try:
-        seconds = trainer.run(checkpoint)
+        # Of a table all that is learned is solved for: its numbers, and that the text ends behind them.
+        seconds = trainer.run(checkpoint) if following is not None or parts.words else 0.0
     finally:
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, Progress):
@@ -187,7 +200,7 @@ def _run(
     if is_main:
         if progress is not None:
             progress("calibrating and evaluating …")
-        _calibrate(trained, recipe, parts, batches)
+        _calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
     trainer.accelerator.wait_for_everyone()
@@ -228,19 +241,18 @@ def _check_context(model: CausalLM, recipe: TrainingRecipe) -> None:
         )
 
 
-def _prepare_model(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches) -> None:
+def _prepare_model(model: CausalLM, recipe: TrainingRecipe, parts: Rows) -> None:
     """Losses as the recipe says, a value space of the data, numbers awake."""
     config = model.config
     for name in LOSS_FIELDS:
         setattr(config, name, getattr(recipe, name))
     config.number_token_gradient = False
-    config.conformal_scores = None  # they belong to the model as it was
+    forget_numbers(model)  # what was seen and calibrated belongs to the model as it was
     if config.num_token_id is None:
         raise ValueError(f"{recipe.model} has no <NUM> token; `causal-qwen convert` its base")
-    if model.writes_numbers:
-        return
-    set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
-    wake_numbers(model, batches(parts.sample), method=recipe.number_start)
+    if not model.writes_numbers:
+        set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
+        wake_numbers(model)
 
 
 def _arguments(recipe: TrainingRecipe, workspace: Path) -> TrainingArguments:
@@ -322,11 +334,44 @@ def _measure(
     return evaluate(model, processor, batches(parts.validation)) if parts.validation else {}
 
 
-def _calibrate(model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches) -> None:
-    """The number head from the training rows, κ and the intervals from rows that training did not use."""
+def _solve(
+    model: CausalLM,
+    recipe: TrainingRecipe,
+    parts: Rows,
+    batches: Batches,
+    features: CachedFeatures | None = None,
+) -> NumberData:
+    """The number head by maximum likelihood on the training rows.
+
+    With features of a backbone that knows nothing of the labels its left-out residuals calibrate the
+    intervals.
+    """
+    data = number_data(model, batches(parts.sample)) if features is None else features.number_data(model)
+    noise = rounding_noise(model, batches(parts.sample[:NOISE_ROWS])) if recipe.precision_proof else None
+    solve_numbers(model, data, noise=noise, left_out=features is not None)
+    return data
+
+
+def _calibrate(
+    model: CausalLM,
+    processor: CausalQwen2Processor,
+    recipe: TrainingRecipe,
+    parts: Rows,
+    batches: Batches,
+    data: NumberData | None,
+) -> None:
+    """What is set when training ends, on rows that training did not use where there are any.
+
+    The number head was solved already on the ``data`` of a backbone that stayed as it was.
+    """
     model.eval()
-    if recipe.refit_numbers:
-        refit_numbers(model, batches(parts.sample))
+    if recipe.refit_words:  # first: the rest reads scale_U
+        refit_words(model, batches(parts.calibration or parts.sample), seed=recipe.seed)
+    reads_values, data_of_a_table = processor.numbers == "value", data is not None and not parts.words
+    data = _solve(model, recipe, parts, batches) if data is None else data
+    place_num_token(model, data, move_row=not (reads_values and model.config.tie_word_embeddings))
+    if data_of_a_table:
+        place_end_token(model, processor.tokenizer.eos_token_id, data, batches(parts.sample[:NOISE_ROWS]))
     recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
     if parts.calibration:
         fit_conformal(model, batches(parts.calibration), seed=recipe.seed)

@@ -1,0 +1,170 @@
+"""What does each loss of words teach: One-vs-Rest with a bounded gradient, without the bound, cross-entropy?
+
+Fine-tunes the converted base on the same batches of the manual that ships with Python, in the same order, and
+measures held-out pages: as training left the model, and after `refit_words`, which solves for the width of
+scale_S and a shift of all thresholds on pages of the training text.
+
+    python benchmarks/words.py                  # 200 steps each: about 20 minutes on two cores
+    python benchmarks/words.py --quick --json   # a few steps, to see that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from causal_qwen.calibration import refit_words
+from causal_qwen.calibration.positions import Positions, labelled_positions
+from causal_qwen.conversion import convert
+from causal_qwen.losses import ovr_terms
+from causal_qwen.training.recipe import TrainingRecipe
+from causal_qwen.training.trainer import hold_constants, parameter_groups
+from measure import BASE, Option, Record, Table, python_manual, run_benchmark, watched
+
+FIT = 8  # batches of the training text that `refit_words` reads
+NAMES = {
+    "start": "before training",
+    "bounded": "One-vs-Rest, bounded",
+    "unbounded": "One-vs-Rest, unbounded",
+    "cross_entropy": "cross-entropy",
+}
+OPTIONS = {
+    "base": BASE,
+    "steps": Option("steps of training", 200, smoke=2, quick=4),
+    "rows": Option("sequences per step", 2, smoke=2, quick=1),
+    "length": Option("tokens per sequence", 96, smoke=20, quick=32),
+    "held_out": Option("batches that are measured", 16, smoke=2, quick=2),
+    "bound": Option("of the bounded gradient", 1.0, smoke=1.0),
+    "learning_rate": Option("of the backbone", 3e-5, smoke=3e-5),
+    "heads_learning_rate": Option("of biases, thresholds and scales", 1e-3, smoke=1e-3),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train three times, and print what each has learned."""
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="a few short steps", argv=argv)
+
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The measurements of the start and of each loss, before and after the refit."""
+    conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
+    pages = batches(conversion.tokenizer, arguments)
+    held_out, training = pages[: arguments.held_out], pages[arguments.held_out :][: arguments.steps]
+    results = {"start": measured(conversion.model, held_out, training)}
+    with tempfile.TemporaryDirectory() as directory:
+        start = Path(directory) / "start.pt"
+        # A refit has moved the model: each loss begins where conversion ended.
+        conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
+        torch.save(conversion.model.state_dict(), start)
+        for name in ("bounded", "unbounded", "cross_entropy"):
+            model: Any = conversion.model
+            model.load_state_dict(torch.load(start))
+            train(model, name, training, arguments)
+            results[name] = measured(model, held_out, training)
+    return results
+
+
+def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Namespace) -> None:
+    """One step per batch, as `CausalTrainer` takes them."""
+    softmax = name == "cross_entropy"
+    recipe = TrainingRecipe(
+        output="unused",
+        learning_rate=arguments.learning_rate,
+        heads_learning_rate=arguments.heads_learning_rate,
+    )
+    model.config.classification_loss_weight, model.config.softmax_loss_weight = (0, 1) if softmax else (1, 0)
+    model.config.ovr_gradient_bound = arguments.bound if name == "bounded" else None
+    # Cross-entropy has no use for the other loss: few negatives cost nothing.
+    model.config.loss_impl, model.config.num_negatives = ("sampled", 1) if softmax else ("fused", 4096)
+    hold_constants(model, model.config)
+    optimizer = torch.optim.AdamW(parameter_groups(model, recipe), fused=True)
+    warm_up = max(round(recipe.warmup * len(training)), 1)
+
+    def share(step: int) -> float:
+        done = max(step - warm_up, 0) / max(len(training) - warm_up, 1)
+        return min((step + 1) / warm_up, (1 + math.cos(math.pi * done)) / 2)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    torch.manual_seed(0)
+    model.train()
+    for ids in watched(training, name):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def measured(model: Any, held_out: list[Tensor], training: list[Tensor]) -> dict[str, Any]:
+    """What held-out pages say of a model as it is, and refitted."""
+    as_it_is = held_out_figures(model, held_out)
+    refit_words(model, labelled(training[:FIT]), seed=0)
+    return {"trained": as_it_is, "refitted": held_out_figures(model, held_out)}
+
+
+def held_out_figures(model: Any, held_out: list[Tensor]) -> dict[str, float]:
+    """Means over positions, and the median of ΣP."""
+    columns = [_facts(model, part) for part in labelled_positions(model, labelled(held_out))]
+    correct, nats, loss, total = (torch.cat(column) for column in zip(*columns, strict=True))
+    return {
+        "accuracy": correct.double().mean().item(),
+        "softmax_nats": nats.double().mean().item(),
+        "ovr_loss": loss.double().mean().item(),
+        "prob_sum_median": total.median().item(),
+    }
+
+
+def _facts(model: Any, part: Positions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each position: is the choice right, softmax nats, One-vs-Rest loss, ΣP."""
+    S = model.action.scores(part.U_noisy, part.U0, model.lm_head.weight, impl="fused")
+    C, label = model.action.threshold, S.loc.gather(-1, part.labels[:, None]).squeeze(-1)
+    correct = model.action.z_scores(S).argmax(-1) == part.labels
+    return correct, S.loc.logsumexp(-1) - label, ovr_terms(S, C, part.labels), S.sf(C).sum(-1)
+
+
+def labelled(pages: list[Tensor]) -> list[dict[str, Tensor]]:
+    """Every token of the pages is a label."""
+    return [{"input_ids": ids, "labels": ids} for ids in pages]
+
+
+def batches(tokenizer: Any, arguments: argparse.Namespace) -> list[Tensor]:
+    """Batches (rows, length) of Python's manual, in an order that is always the same."""
+    ids = tokenizer(python_manual(), return_tensors="pt", verbose=False).input_ids[0]
+    size = arguments.rows * arguments.length
+    order = torch.randperm(len(ids) // size, generator=torch.Generator().manual_seed(0)).tolist()
+    if len(order) < arguments.steps + arguments.held_out:
+        raise SystemExit(f"the text has {len(order)} batches of {size} tokens; ask for fewer steps")
+    return [ids[i * size : (i + 1) * size].view(arguments.rows, arguments.length) for i in order]
+
+
+def tables(record: Record) -> list[Table]:
+    """One row per loss, as trained and refitted."""
+    rows = []
+    for name, title in NAMES.items():
+        for state in ("trained", "refitted"):
+            entry = record.figures[name][state]
+            rows.append(
+                (
+                    title if state == "trained" else "… refitted",
+                    f"{100 * entry['accuracy']:.1f}%",
+                    f"{entry['softmax_nats']:.2f}",
+                    f"{entry['ovr_loss']:.2f}",
+                    f"{entry['prob_sum_median']:.2f}",
+                )
+            )
+    heading = "Held-out pages after {steps} steps of {rows} × {length} tokens".format(**record.options)
+    return [Table(heading, ("", "accuracy", "softmax nats", "One-vs-Rest loss", "median of ΣP"), rows)]
+
+
+if __name__ == "__main__":
+    main()
