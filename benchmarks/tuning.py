@@ -87,9 +87,9 @@ def compare(
         output = f"{directory}/tuned"
         recipe = TrainingRecipe(
             output=output, model=arguments.base, template=template, target=target, method="full",
-            max_steps=steps, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate, warmup=0.2,
-            bf16=True, loss_impl="sampled", validation_fraction=0.0, calibration_fraction=0.0, save_steps=0,
-            logging_steps=max(steps // 32, 1), diagnostics=False, max_length=256,
+            max_steps=steps, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate,
+            warmup=0.2, bf16=True, loss_impl="sampled", validation_fraction=0.0, calibration_fraction=0.0,
+            save_steps=0, logging_steps=max(steps // 32, 1), diagnostics=False, max_length=256,
         )  # fmt: skip
         metrics = train(recipe, rows=parts.train).metrics
         curve = [
