@@ -39,8 +39,8 @@ def recipe(tmp_path, model, **overrides):
         write_table(table)
     fields = {
         "data": str(table), "model": str(model), "output": str(tmp_path / "out"), "template": TEMPLATE,
-        "target": "price", "max_steps": 6, "batch_size": 4, "learning_rate": 1e-3, "save_steps": 0,
-        "logging_steps": 1, "max_length": 64,
+        "target": "price", "method": "full", "max_steps": 6, "batch_size": 4, "learning_rate": 1e-3,
+        "save_steps": 0, "logging_steps": 1, "max_length": 64,
     }  # fmt: skip
     return TrainingRecipe.from_mapping(fields | overrides)
 

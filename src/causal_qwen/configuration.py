@@ -61,6 +61,8 @@ class CausalFields(SavedWithModule):
         number_folds: K, how many heads were solved without a fold.
         number_support: Directions of the features that the number head was solved on; 0 for none.
         value_range: Smallest and largest training number; None before training.
+        precision_shifts: By how much a number moves in other precisions, in widths of its 90% interval, the
+            median of 64 training rows; None where it was not measured.
         num_token_id: The id of <NUM>; None for a model without a number channel.
         number_spelling: The token of each character that numbers are written with, so that generated ids can
             hold them in digits; None leaves <NUM> there.
@@ -108,6 +110,7 @@ class CausalFields(SavedWithModule):
     number_folds: int = 0
     number_support: int = 0
     value_range: list[float | int] | None = None
+    precision_shifts: dict[str, float | int] | None = None
     num_token_id: int | None = None
     number_spelling: dict[str, int] | None = None
     gate_alpha: float | int = 0.0

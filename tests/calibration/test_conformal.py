@@ -75,7 +75,7 @@ def test_coverage_is_valid_in_finite_samples(level):
     scores = standardised_residuals(Y, y)
     covered, covered_raw = [], []
     for row in range(splits):
-        ordered = keep_scores(scores[row, :calibration])
+        ordered, _ = keep_scores(scores[row, :calibration])
         lower, upper = interval(Y[row, calibration:], level, ordered)
         covered.append(((lower <= y[row, calibration:]) & (y[row, calibration:] <= upper)).double().mean())
         raw_lower, raw_upper = Y[row, calibration:].interval(level)
@@ -94,7 +94,7 @@ def test_a_subsample_is_still_valid():
     covered = []
     for seed in range(200):
         scores = torch.rand(5000, generator=rng).double()
-        subsample = keep_scores(scores, seed=seed)
+        subsample, _ = keep_scores(scores, seed=seed)
         assert len(subsample) == MOST_SCORES
         assert subsample == sorted(subsample)
         covered.append(multiple(0.9, subsample))  # of uniform scores, the multiple is its own coverage
@@ -109,15 +109,15 @@ def test_the_subsample_is_seeded():
 
 def test_too_few_scores_stay_raw_and_say_so(caplog):
     with caplog.at_level(logging.WARNING):
-        assert keep_scores(torch.rand(FEWEST_SCORES - 1)) is None
+        assert keep_scores(torch.rand(FEWEST_SCORES - 1))[0] is None
     assert "19 numbers" in caplog.text
-    assert len(keep_scores(torch.rand(FEWEST_SCORES))) == FEWEST_SCORES
+    assert len(keep_scores(torch.rand(FEWEST_SCORES))[0]) == FEWEST_SCORES
 
 
 def test_nan_scores_are_named_and_infinite_ones_kept_as_the_largest():
     with pytest.raises(ValueError, match="residual 1 is NaN"):
         keep_scores(torch.tensor([1.0, math.nan]))
-    assert keep_scores(torch.tensor([math.inf] * 20))[0] == torch.finfo(torch.float64).max
+    assert keep_scores(torch.tensor([math.inf] * 20))[0][0] == torch.finfo(torch.float64).max
 
 
 # ---- the fit

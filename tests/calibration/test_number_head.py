@@ -6,7 +6,7 @@ import torch
 from causal_qwen.calibration import (
     number_data,
     place_num_token,
-    rounding_noise,
+    rounding_errors,
     set_value_space,
     solve_numbers,
     wake_numbers,
@@ -131,14 +131,21 @@ def test_few_numbers_change_nothing(model):
     assert model.predict_number({"input_ids": few["input_ids"]}).extrapolates is None
 
 
-def test_noise_of_rounding_is_that_of_the_features(model):
-    batch, _, _ = rows(model)
-    noise = rounding_noise(model, [batch])
-    assert noise.shape == (model.config.causal_size,) * 2
-    torch.testing.assert_close(noise, noise.T)
-    assert torch.linalg.eigvalsh(noise)[0] > -1e-9
-    assert noise.diagonal().sum() > 0
-    assert rounding_noise(model, []) is None
+def test_a_head_leaves_alone_what_rounding_changes(model):
+    batch, _, _ = rows(model, noise=0.05)
+    errors = rounding_errors(model, [batch])
+    assert all(error.shape == (ROWS, model.config.causal_size) for error in errors.values())
+    assert "bfloat16" in errors
+    assert rounding_errors(model, []) == {}
+    wake_numbers(model)
+    data = number_data(model, [batch])
+    larger = {name: 10 * error for name, error in errors.items()}
+    shifts = []
+    for used in ({}, larger):
+        fit = solve_numbers(model, data, errors=used, left_out=True)
+        shifts.append((larger["bfloat16"] @ fit.slope).abs().median())
+    assert shifts[1] < shifts[0]
+    assert set(model.config.precision_shifts) == set(errors)
 
 
 @pytest.mark.parametrize("move_row", [True, False])

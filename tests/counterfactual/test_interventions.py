@@ -125,7 +125,7 @@ def test_json_has_the_promised_keys(writes_numbers):
     fields = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert set(fields) == {"factual", "interventions", "control", "individual"}
     assert set(fields["interventions"][0]) == KEYS
-    assert set(fields["factual"]["numbers"][0]) == {"position", "value", "lower", "upper"}
+    assert set(fields["factual"]["numbers"][0]) == {"position", "value", "lower", "upper", "extrapolates"}
     again = Individual.from_json(json.dumps(fields["individual"]))
     assert again.seed == result.individual.seed == 1
     assert fields["control"]["individual"]["seed"] == 2

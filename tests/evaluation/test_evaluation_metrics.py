@@ -139,16 +139,6 @@ def test_crps_by_numerical_integration(y, loc, scale):
     assert measured == pytest.approx(below + above, rel=1e-5)
 
 
-def test_coverage_of_the_law_by_its_own_draws():
-    law = Cauchy(torch.randn(20_000).double(), torch.rand(20_000).double() + 0.1)
-    draws = law.rsample(generator=torch.Generator().manual_seed(0))
-    residuals = (draws - law.loc).abs() / law.scale
-    for level in (0.5, 0.9):
-        inside = stats.cauchy.cdf(math.tan(math.pi * level / 2)) * 2 - 1
-        measured = metrics.coverage(residuals, math.tan(math.pi * level / 2))
-        assert measured == pytest.approx(inside, abs=4 * math.sqrt(level * (1 - level) / 20_000))
-
-
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 1))
 def test_quantiles_are_numpys(entries, prob):
     measured = metrics.quantile(torch.tensor(entries, dtype=torch.float64), prob)
@@ -165,6 +155,5 @@ def test_nothing_is_nan():
         metrics.mean_absolute_error(nothing, nothing),
         metrics.median_absolute_error(nothing, nothing),
         metrics.crps(Cauchy(nothing, nothing), nothing),
-        metrics.coverage(nothing, 1.0),
     ]
     assert all(math.isnan(value) for value in undefined)

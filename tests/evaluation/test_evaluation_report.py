@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from causal_qwen import Cauchy, ValueSpace
+from causal_qwen import Cauchy, CausalQwen2Config, ValueSpace
 from causal_qwen.evaluation import Evaluation
 from causal_qwen.evaluation.report import write_report
 
@@ -21,7 +21,18 @@ def evaluation(values, loc, scale, *, space=None, scores=None):
         U={"dist/U_loc_mean": 0.25},
         Y=Cauchy(loc, scale),
         values=values,
-        value_space=space or ValueSpace("log"),
+        fold_locs=torch.empty(len(values), 0),
+        leverage=None,
+        prob_num=torch.tensor([0.1, 0.2, 0.9]),
+        config=configuration(space or ValueSpace("log"), scores),
+    )
+
+
+def configuration(space, scores):
+    return CausalQwen2Config(
+        value_space=space.kind,
+        value_center=space.center,
+        value_spread=space.spread,
         conformal_scores=scores,
         num_token_id=3,
     )

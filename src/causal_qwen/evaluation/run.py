@@ -40,6 +40,7 @@ SAMPLE_POSITIONS = 4096
 TOKEN_MEANS = ("eval/ovr_nll", "eval/softmax_nll", "eval/brier", "dist/mode_agreement")
 # |g(v) − loc_Y|/scale_Y beyond which a number weighs less than a fiftieth of one on the line.
 FARTHEST_BELIEVED = 10.0
+ROUNDING = 1e-6  # of scale_Y, which is float32
 Batch = Mapping[str, Any]
 
 
@@ -107,7 +108,9 @@ class Evaluation:
     def coverage(self, level: float, *, raw: bool = False, believed: bool = False) -> float:
         """Share of the intervals of this level that hold their number, or of those of numbers believed."""
         _, lower, upper, _ = self.numbers(level, raw=raw)
-        inside = (lower <= self.values) & (self.values <= upper)
+        # An end may be this very number, and decoding rounds it.
+        slack = ROUNDING * torch.maximum(self.values.abs(), upper - lower)
+        inside = (lower - slack <= self.values) & (self.values <= upper + slack)
         return metrics.mean(inside[self.believed] if believed else inside)
 
     def metrics(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,24 +16,12 @@ import torch
 from accelerate import PartialState
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
-from causal_qwen.calibration import (
-    NumberData,
-    fit_conformal,
-    number_data,
-    place_end_token,
-    place_num_token,
-    recalibrate_gain,
-    refit_words,
-    rounding_noise,
-    set_value_space,
-    solve_numbers,
-    wake_numbers,
-)
-from causal_qwen.calibration.number_head import NOISE_ROWS, forget_numbers
+from causal_qwen.calibration import set_value_space, wake_numbers
+from causal_qwen.calibration.number_head import forget_numbers
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
-from causal_qwen.data import Collator, Encoded, Source, batches_of
+from causal_qwen.data import Collator, Source, batches_of
 from causal_qwen.data.encoding import numbers_of
 from causal_qwen.data.reading import RECIPE_FILE
 from causal_qwen.data.settings import read_settings
@@ -52,6 +40,7 @@ from causal_qwen.training.progress import Progress
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.records import METRICS_FILE, LocalRecords, as_lines, defined, read_records
 from causal_qwen.training.resumption import changes_of, check_same_data, check_same_recipe
+from causal_qwen.training.solving import Batches, calibrate, solve
 from causal_qwen.training.trackers import Trackers
 from causal_qwen.training.trainer import CausalTrainer, hold_constants
 
@@ -60,7 +49,6 @@ __all__ = ["TrainingResult", "train"]
 logger = logging.getLogger(__name__)
 
 EVALUATION_FILE = "evaluation.json"
-Batches = Callable[[Sequence[Encoded]], Iterable[Mapping[str, Any]]]
 LOSS_FIELDS = (
     "loss_impl",
     "num_negatives",
@@ -165,7 +153,7 @@ def _run(
     following = None
     data = None  # of a backbone that stays
     if isinstance(prepared.train, CachedFeatures):
-        data = _solve(model, recipe, parts, batches, prepared.train)
+        data = solve(model, recipe, parts, batches, prepared.train)
     else:
         following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
         if checkpoint is None:
@@ -200,7 +188,7 @@ def _run(
     if is_main:
         if progress is not None:
             progress("calibrating and evaluating …")
-        _calibrate(trained, processor, recipe, parts, batches, data)
+        calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
     trainer.accelerator.wait_for_everyone()
@@ -332,49 +320,6 @@ def _measure(
 ) -> dict[str, float]:
     """Every eval/* and dist/* metric on the validation rows, if there are any."""
     return evaluate(model, processor, batches(parts.validation)) if parts.validation else {}
-
-
-def _solve(
-    model: CausalLM,
-    recipe: TrainingRecipe,
-    parts: Rows,
-    batches: Batches,
-    features: CachedFeatures | None = None,
-) -> NumberData:
-    """The number head by maximum likelihood on the training rows.
-
-    With features of a backbone that knows nothing of the labels its left-out residuals calibrate the
-    intervals.
-    """
-    data = number_data(model, batches(parts.sample)) if features is None else features.number_data(model)
-    noise = rounding_noise(model, batches(parts.sample[:NOISE_ROWS])) if recipe.precision_proof else None
-    solve_numbers(model, data, noise=noise, left_out=features is not None)
-    return data
-
-
-def _calibrate(
-    model: CausalLM,
-    processor: CausalQwen2Processor,
-    recipe: TrainingRecipe,
-    parts: Rows,
-    batches: Batches,
-    data: NumberData | None,
-) -> None:
-    """What is set when training ends, on rows that training did not use where there are any.
-
-    The number head was solved already on the ``data`` of a backbone that stayed as it was.
-    """
-    model.eval()
-    if recipe.refit_words:  # first: the rest reads scale_U
-        refit_words(model, batches(parts.calibration or parts.sample), seed=recipe.seed)
-    reads_values, data_of_a_table = processor.numbers == "value", data is not None and not parts.words
-    data = _solve(model, recipe, parts, batches) if data is None else data
-    place_num_token(model, data, move_row=not (reads_values and model.config.tie_word_embeddings))
-    if data_of_a_table:
-        place_end_token(model, processor.tokenizer.eos_token_id, data, batches(parts.sample[:NOISE_ROWS]))
-    recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
-    if parts.calibration:
-        fit_conformal(model, batches(parts.calibration), seed=recipe.seed)
 
 
 def _save(
