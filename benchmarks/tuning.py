@@ -1,14 +1,11 @@
-"""When does a backbone that learns beat a frozen one, with the same number head solved on both?
+"""Do gradients learn what frozen features lack, with the same number head solved on both?
 
-*Sentences.* 3,000 generated ones whose number is a product of two numbers and a debt that counts for or
+3,000 generated sentences, whose number is a product of two numbers and a debt that counts for or
 against it, which the order of two names alone tells: "7 bags of 12, Bob owes Ann 15: 99". The backbone is
 tuned while the number head follows it; then a head is solved on either, on the same rows. The ridge is chosen
 on rows of its own, the error is measured on others.
 
-*Tables.* The same on real tables, one split each, tuned for two minutes: few rows, of which much is said by
-the words themselves.
-
-    python benchmarks/tuning.py --save              # about twenty-five minutes on two cores
+    python benchmarks/tuning.py                     # about ten minutes on two cores
     python benchmarks/tuning.py --quick --json      # a few steps, to see that it runs
 """
 
@@ -19,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,53 +28,34 @@ from causal_qwen.calibration.positions import labelled_positions
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import load_model
 from causal_qwen.data import Reading, labelled_batches
-from causal_qwen.figures import BLUE, GREY, ORANGE, new_figure
+from causal_qwen.figures import BLUE, new_figure
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training import TrainingRecipe, train
 from causal_qwen.training.records import read_records
 from causal_qwen.value_space import ValueSpace
 from measure import BASE, Option, Record, Table, run_benchmark, watched
-from table_data import load
 
 TEMPLATE, TARGET = "{a} bags of {b}, {debtor} owes {creditor} {c}: {total}", "total"
 MOST_SOLVED = 1024  # rows that a head is solved on
 STRENGTHS = tuple(10.0**-power for power in range(1, 7))
-SMALL = ("cars", "diabetes", "diamonds", "occupations", "countries", "movies")
 OPTIONS = {
     "base": BASE,
     "rows": Option("generated sentences", 3000, smoke=60, quick=240),
-    "steps": Option("of tuning on sentences", 160, smoke=1, quick=4),
+    "steps": Option("of tuning", 120, smoke=1, quick=4),
     "batch_size": Option("rows per step", 16, smoke=4, quick=8),
-    "learning_rate": Option("of the backbone", 5e-5, smoke=5e-5),
-    "tables": Option("real tables", SMALL, smoke=("occupations",), quick=("occupations",)),
-    "table_rows": Option("most rows of a table", 300, smoke=40, quick=60),
-    "table_steps": Option("steps of tuning on a table that are timed", 4, smoke=1, quick=2),
-    "seconds": Option("of tuning on a table", 120.0, smoke=0.0, quick=0.0),
+    "learning_rate": Option("of the backbone", 1e-4, smoke=1e-4),
 }
 Row = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Tune on sentences and on tables, and print both."""
-    run_benchmark(
-        __file__, __doc__, OPTIONS, figures, tables, quick="a few steps, one table", argv=argv, picture=draw
-    )
+    """Tune on sentences, and print errors before and after."""
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="a few steps", argv=argv, picture=draw)
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     """Errors before and after, and the curve of the number loss."""
-    torch.manual_seed(0)
-    rows = sentences(arguments.rows)
-    result: dict[str, Any] = {"sentences": compare(rows, TEMPLATE, TARGET, arguments.steps, arguments)}
-    result["tables"] = {}
-    for name, table in load(arguments.tables).items():
-        chosen = random.Random(0).sample(table.rows, min(len(table.rows), arguments.table_rows))
-        steps = arguments.table_steps
-        if arguments.seconds:
-            timed = compare(chosen, table.template, table.target, steps, arguments, only_time=True)
-            steps = max(round(arguments.seconds / timed["seconds"] * steps), steps)
-        result["tables"][name] = compare(chosen, table.template, table.target, steps, arguments)
-    return result
+    return compare(sentences(arguments.rows), TEMPLATE, TARGET, arguments.steps, arguments)
 
 
 def sentences(count: int) -> list[Row]:
@@ -99,8 +77,6 @@ def compare(
     target: str,
     steps: int,
     arguments: argparse.Namespace,
-    *,
-    only_time: bool = False,
 ) -> dict[str, Any]:
     """Frozen and tuned on the same parts: a tenth chooses the ridge, a tenth is for the error."""
     order = random.Random(1).sample(rows, len(rows))
@@ -110,14 +86,12 @@ def compare(
     with tempfile.TemporaryDirectory() as directory:
         output = f"{directory}/tuned"
         recipe = TrainingRecipe(
-            output=output, model=arguments.base, template=template, target=target, max_steps=steps,
-            batch_size=arguments.batch_size, learning_rate=arguments.learning_rate, warmup=0.2, bf16=True,
-            loss_impl="sampled", validation_fraction=0.0, calibration_fraction=0.0, save_steps=0,
-            logging_steps=max(steps // 32, 1), diagnostics=False, max_length=256,
+            output=output, model=arguments.base, template=template, target=target, method="full",
+            max_steps=steps, batch_size=arguments.batch_size, learning_rate=arguments.learning_rate,
+            warmup=0.2, bf16=True, loss_impl="sampled", validation_fraction=0.0, calibration_fraction=0.0,
+            save_steps=0, logging_steps=max(steps // 32, 1), diagnostics=False, max_length=256,
         )  # fmt: skip
         metrics = train(recipe, rows=parts.train).metrics
-        if only_time:
-            return {"seconds": metrics["train/seconds"]}
         curve = [
             (record["step"], record["train/reg_loss_effective"])
             for record in read_records(Path(output) / "metrics.jsonl")
@@ -203,8 +177,12 @@ def _batches(
 
 
 def tables(record: Record) -> list[Table]:
-    """Sentences and tables in one, each a row."""
-    runs = {"generated sentences": record.figures["sentences"], **record.figures["tables"]}
+    """One row."""
+    return [comparison({"generated sentences": record.figures})]
+
+
+def comparison(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What `compare` has measured, a row for each."""
     columns = (
         "median error of a solved head", "rows", "training median", "frozen", "tuned", "change", "steps",
         "seconds, frozen", "seconds, tuned",
@@ -217,34 +195,25 @@ def tables(record: Record) -> list[Table]:
         )
         for name, run in runs.items()
     ]  # fmt: skip
-    return [Table("A frozen backbone and a tuned one, one split each", columns, rows)]
+    return Table("A frozen backbone and a tuned one, one split each", columns, rows)
 
 
 def headlines(record: Record) -> list[tuple[str, str]]:
-    """What tuning is worth on sentences, and on how many tables it is worth anything."""
-    run, real = record.figures["sentences"], record.figures["tables"].values()
-    better = sum(entry["change"] < 0 for entry in real)
+    """What tuning is worth."""
+    run = record.figures
     return [
         (
             "median error on generated sentences (a product, and the order of words): frozen → tuned",
             f"{run['frozen_mdae']:.2g} → {run['tuned_mdae']:.2g} ({run['change']:+.0%})",
-        ),
-        ("small tables on which two minutes of tuning lower the error", f"{better} of {len(real)}"),
+        )
     ]
 
 
 def draw(record: Record, path: Path) -> None:
-    """The number loss over steps, of sentences and of the tables."""
-    figure, (left, right) = new_figure((10, 4), 1, 2)
-    run = record.figures["sentences"]
-    left.plot(*zip(*run["curve"], strict=True), color=BLUE)
-    left.set(title="generated sentences", xlabel="step", ylabel="number loss, nats")
-    for index, (name, table) in enumerate(record.figures["tables"].items()):
-        color = (BLUE, ORANGE, GREY)[index % 3]
-        style = ("-", "--", ":")[index // 3 % 3]
-        right.plot(*zip(*table["curve"], strict=True), color=color, linestyle=style, label=name)
-    right.set(title="tables", xlabel="step")
-    right.legend(fontsize="small")
+    """The number loss over steps."""
+    figure, (axes,) = new_figure((6, 4))
+    axes.plot(*zip(*record.figures["curve"], strict=True), color=BLUE)
+    axes.set(title="generated sentences", xlabel="step", ylabel="number loss, nats")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

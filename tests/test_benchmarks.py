@@ -56,11 +56,13 @@ KEYS = {
     "simulation": ({"runs"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),
+    "tuning": ({"frozen_mdae", "tuned_mdae", "change", "curve"},),
+    "tuning_tables": ({"occupations"},),
     "words": ({"agreement", "start", "bounded", "unbounded", "cross_entropy"},),
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
 CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}
-PICTURES = {"decoder_cache", "sampling_frontier"}
+PICTURES = {"decoder_cache", "sampling_frontier", "tuning", "tuning_tables"}
 
 
 @pytest.fixture(autouse=True)
