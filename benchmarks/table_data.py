@@ -68,7 +68,7 @@ class Dataset:
         return [self.rows[i] for i in order[test:]], [self.rows[i] for i in order[:test]]
 
     def with_wrong_labels(self, rows: list[Row], share: float, seed: int) -> list[Row]:
-        """Rows of which a share has a label drawn uniformly between the smallest and ten times the largest."""
+        """A share of the labels is drawn anew, uniformly between the smallest and ten times the largest."""
         draw = random.Random(seed)
         labels = [row[self.target] for row in self.rows]
         lowest, highest = min(labels), 10 * max(labels)
@@ -94,7 +94,7 @@ def _vega(file: str) -> str:
 
 
 def _r_table(name: str) -> list[Row]:
-    """A table of pydataset, which ships R's as one archive; its import would unpack it into the home directory."""
+    """A table of pydataset, an archive of R's; importing it would unpack all into the home directory."""
     with tarfile.open(_package("pydataset") / "resources.tar.gz") as archive:
         file = archive.extractfile(f"resources/rdata/csv/{name}.csv")
         assert file is not None
@@ -116,7 +116,7 @@ def _csv(text: str) -> list[Row]:
     return rows
 
 
-# The tables ---------------------------------------------------------------------------------------------------
+# The tables ------------------------------------------------------------------------------------------------
 
 
 def cars() -> Dataset:
@@ -242,6 +242,20 @@ def airports() -> Dataset:
     )
 
 
+def airports_and_state() -> Dataset:
+    """The same with the state, which says most of it."""
+    rows = [row for row in _csv(_vega("airports.csv")) if row["country"] == "USA"]
+    return Dataset(
+        about="longitude of American airports; from the names of airport, town and state",
+        source="vega_datasets: airports.csv",
+        template="{name} airport, {city}, {state}: longitude {longitude}",
+        target="longitude",
+        rows=rows,
+        words=("state",),
+        texts=("name", "city"),
+    )
+
+
 def movies() -> Dataset:
     """Films that at least a thousand people have rated."""
     genres = ("Action", "Animation", "Comedy", "Drama", "Documentary", "Romance", "Short")
@@ -302,6 +316,34 @@ def companies() -> Dataset:
     )
 
 
+def companies_and_sales() -> Dataset:
+    """The same with sales and profits."""
+    return Dataset(
+        about="market value of companies; from name, country, business, sales and profits",
+        source="pydataset: HSAUR/Forbes2000",
+        template="{name}, {country}, {category}, sales {sales} billion, profits {profits} billion: "
+        "market value in billion dollars {marketvalue}",
+        target="marketvalue",
+        rows=_r_table("HSAUR/Forbes2000"),
+        numbers=("sales", "profits"),
+        words=("country", "category"),
+        texts=("name",),
+    )
+
+
+def computers() -> Dataset:
+    """Machines of the 1980s."""
+    return Dataset(
+        about="performance of computers; from name, cycle time, memory and cache",
+        source="pydataset: MASS/cpus",
+        template="{name}, cycle {syct} ns, memory {mmin} to {mmax} kB, cache {cach}: performance {perf}",
+        target="perf",
+        rows=_r_table("MASS/cpus"),
+        numbers=("syct", "mmin", "mmax", "cach"),
+        texts=("name",),
+    )
+
+
 TABLES: Mapping[str, Callable[[], Dataset]] = {
     "cars": cars,
     "diabetes": diabetes,
@@ -312,9 +354,12 @@ TABLES: Mapping[str, Callable[[], Dataset]] = {
     "countries": countries,
     "countries and income": countries_and_income,
     "airports": airports,
+    "airports and state": airports_and_state,
     "movies": movies,
     "journals": journals,
     "companies": companies,
+    "companies and sales": companies_and_sales,
+    "computers": computers,
 }
 
 
