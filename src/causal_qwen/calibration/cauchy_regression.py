@@ -30,7 +30,7 @@ STRENGTHS = tuple(10.0 ** (-half / 2) for half in range(2, 15))
 FOLDS = 10
 # The ridge once chosen, folds are made anew, smaller: residuals of nine tenths of few rows are too large.
 FINAL_FOLDS = 40
-# Beyond this many rows per feature the closed form is as good as folds, and they are not made.
+# Beyond this many rows per feature the closed form is as good as folds to choose by.
 ROWS_PER_FEATURE = 10
 MOST_ITERATIONS = 20
 TOLERANCE = 0.01  # of a weight, between 0 and 2
@@ -77,8 +77,8 @@ def cauchy_regression(
             amounts to.
         residuals: (N,) of a line to begin with, which saves iterations where it is near; None begins with the
             median of the target.
-        folds: How many; None makes ten to choose the ridge and forty under it, as far as there are rows, and
-            none where there are more than ten rows per feature. 0 takes residuals in closed form.
+        folds: How many; None makes ten to choose the ridge and forty under it, as far as there are rows;
+            where there are more than ten rows per feature, none and ten. 0 takes residuals in closed form.
         seed: Of the folds.
 
     Raises:
@@ -93,7 +93,7 @@ def cauchy_regression(
         raise ValueError("a feature or a target is NaN or infinite; a regression needs finite numbers")
     final = folds or 0
     if folds is None:
-        folds, final = (FOLDS, FINAL_FOLDS) if count <= ROWS_PER_FEATURE * width else (0, 0)
+        folds, final = (FOLDS, FINAL_FOLDS) if count <= ROWS_PER_FEATURE * width else (0, FOLDS)
     folds, final = min(folds, count), min(final, count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     fold, final_fold = ((torch.arange(count) % max(many, 1))[order].to(y.device) for many in (folds, final))
