@@ -366,8 +366,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             batch: ``input_ids`` and, where there are any, ``attention_mask`` (padding on either side) and
                 ``numeric_values``.
             level: Probability of the interval, in (0, 1).
-            raw: Whether the interval is the Cauchy law's own, instead of the one that training has checked
-                against numbers set aside (``config.conformal_scores``; without them it is the law's anyway).
+            raw: Whether the interval is the Cauchy law's own, not the calibrated one (``conformal_scores``).
             engine: Runs the backbone, as in `causes`.
         """
         if self.config.num_token_id is None:
@@ -389,9 +388,9 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         """As the base's, with b, balance and C following W."""
         num_token_id = self.config.num_token_id
         if new_num_tokens is not None and num_token_id is not None and new_num_tokens <= num_token_id:
+            least = num_token_id + 1
             raise ValueError(
-                f"{new_num_tokens} rows would cut off <NUM>, id {num_token_id}; "
-                f"keep at least {num_token_id + 1}"
+                f"{new_num_tokens} rows would cut off <NUM>, id {least - 1}; keep at least {least}"
             )
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.action.resize(self.lm_head.weight)
