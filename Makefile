@@ -4,7 +4,8 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 # Workers of the tests, one thread each.
 JOBS ?= 2
-BENCHMARKS := $(filter-out benchmarks/measure.py benchmarks/render.py,$(wildcard benchmarks/*.py))
+SHARED := measure peers render table_data
+BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))
 PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 
 .PHONY: setup demo test check bench fuzz results clean docs

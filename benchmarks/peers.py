@@ -28,7 +28,6 @@ from table_data import Dataset, Row
 LEVELS = (0.3, 0.6, 0.9)  # with the median, their ends are the quantiles 0.05, 0.2, …, 0.95
 FOLDS = 10  # of CV+
 CHOOSING_FOLDS = 3
-SHOTS = 16  # rows in context
 MOST_DIGITS = 8  # tokens
 NUMBER = re.compile(r"\s*(-?\d[\d,]*(?:\.\d+)?)")
 Array = np.ndarray[Any, Any]
@@ -84,7 +83,7 @@ def interval_score(lower: Array, upper: Array, truth: Array, level: float) -> Ar
     return upper - lower + 2 / (1 - level) * outside
 
 
-# Learners on the columns --------------------------------------------------------------------------------------
+# Learners on the columns -----------------------------------------------------------------------------------
 
 
 def boosting(table: Dataset, train: list[Row], test: list[Row]) -> Predictions:
@@ -112,7 +111,7 @@ def ridge(table: Dataset, train: list[Row], test: list[Row]) -> Predictions:
 
 
 def forest(table: Dataset, train: list[Row], test: list[Row]) -> Predictions:
-    """A quantile forest, whose quantiles are moved apart by its out-of-bag errors (conformalised quantiles)."""
+    """A quantile forest; out-of-bag errors say how far its quantiles have to be moved apart."""
     from quantile_forest import RandomForestQuantileRegressor
 
     start = time.perf_counter()
@@ -148,7 +147,7 @@ def constant(table: Dataset, train: list[Row], test: list[Row]) -> Predictions:
 
 
 def _boosting_choices(table: Dataset, train: list[Row], *, absolute: bool) -> list[Any]:
-    """Two implementations: the one by histograms asks for twenty rows per leaf, which rare words do not have."""
+    """Two implementations: the one by histograms wants twenty rows per leaf, which rare words lack."""
     from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
     from sklearn.pipeline import make_pipeline
 
@@ -197,7 +196,7 @@ def _frame(table: Dataset, rows: Sequence[Row]) -> Any:
 
     names = (*table.numbers, *table.words, *table.texts)
     return pandas.DataFrame({name: [row[name] for row in rows] for name in names}).astype(
-        {name: object for name in (*table.words, *table.texts)}
+        dict.fromkeys((*table.words, *table.texts), object)
     )
 
 
@@ -240,14 +239,15 @@ def _in_logarithms(model: Any, logarithm: bool) -> Any:
     return TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp) if logarithm else model
 
 
-# The base, with digits as text --------------------------------------------------------------------------------
+# The base, with digits as text -----------------------------------------------------------------------------
 
 
 class DigitsAsText:
     """The base reads some training rows and a test row up to its number, and writes on, greedily."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, shots: int) -> None:
         loaded = load_base(base)
+        self.shots = shots
         self.tokenizer = loaded.tokenizer
         self.engine = Engine.from_model(loaded.model)
 
@@ -256,7 +256,7 @@ class DigitsAsText:
         start = time.perf_counter()
         template = Template(table.template, table.target)
         lines = []
-        for row in random.Random(0).sample(train, min(SHOTS, len(train))):
+        for row in random.Random(0).sample(train, min(self.shots, len(train))):
             prompt, completion = template.render(row)
             lines.append(f"{prompt.text.rstrip()} {completion.text}\n")
         context = self._ids("".join(lines))

@@ -68,7 +68,7 @@ class Dataset:
         return [self.rows[i] for i in order[test:]], [self.rows[i] for i in order[:test]]
 
     def with_wrong_labels(self, rows: list[Row], share: float, seed: int) -> list[Row]:
-        """Rows of which a share has a label drawn uniformly between the smallest and ten times the largest."""
+        """A share of the labels is drawn anew, uniformly between the smallest and ten times the largest."""
         draw = random.Random(seed)
         labels = [row[self.target] for row in self.rows]
         lowest, highest = min(labels), 10 * max(labels)
@@ -94,7 +94,7 @@ def _vega(file: str) -> str:
 
 
 def _r_table(name: str) -> list[Row]:
-    """A table of pydataset, which ships R's as one archive; its import would unpack it into the home directory."""
+    """A table of pydataset, an archive of R's; importing it would unpack all into the home directory."""
     with tarfile.open(_package("pydataset") / "resources.tar.gz") as archive:
         file = archive.extractfile(f"resources/rdata/csv/{name}.csv")
         assert file is not None
@@ -116,7 +116,7 @@ def _csv(text: str) -> list[Row]:
     return rows
 
 
-# The tables ---------------------------------------------------------------------------------------------------
+# The tables ------------------------------------------------------------------------------------------------
 
 
 def cars() -> Dataset:

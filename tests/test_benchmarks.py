@@ -14,7 +14,7 @@ from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-NO_SCRIPT = {"measure", "render"}
+NO_SCRIPT = {"measure", "peers", "render", "table_data"}
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 SETTINGS = {"causal rho=0.2", "softmax T=1.0", "causal floor=0.0"}
@@ -39,6 +39,7 @@ KEYS = {
     "decoder_cache": ({"64", "128"},),
     "fuzz": ({"targets", "all"},),
     "generate": ({"embedded", "tiny dimensions", "growth"}, GENERATE),
+    "outliers": ({"causal_growth_30", "boosting_growth_30", "boosting_l1_growth_30", "tables"},),
     "ovr_loss": (
         {"sizes", "step_seconds", "step_memory", "exactness"},
         {
@@ -54,6 +55,7 @@ KEYS = {
     "sampling_frontier": (SETTINGS,),
     "scan_numbers": ({"sizes_mb", "cases"},),
     "simulation": ({"runs"},),
+    "tables": ({"tables", "free_text_wins"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),
     "tuning": ({"frozen_mdae", "tuned_mdae", "change", "curve"},),
@@ -62,7 +64,7 @@ KEYS = {
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
 CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}
-PICTURES = {"decoder_cache", "sampling_frontier", "tuning", "tuning_tables"}
+PICTURES = {"decoder_cache", "outliers", "sampling_frontier", "tables", "tuning", "tuning_tables"}
 
 
 @pytest.fixture(autouse=True)
