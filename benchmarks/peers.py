@@ -160,7 +160,8 @@ def _boosting_choices(table: Dataset, train: list[Row], *, absolute: bool) -> li
         _in_logarithms(make_pipeline(_columns(table, text), model), logarithm)
         for model in models
         for text in _text_forms(table)
-        for logarithm in _spaces(table, train)
+        # A median's logarithm is the logarithms' median: absolute error has nothing to choose.
+        for logarithm in ((False,) if absolute else _spaces(table, train))
     ]
 
 
