@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from causal_qwen.cli import app
 from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -88,9 +90,15 @@ def load(monkeypatch):
                 "in_child",
                 lambda path, task: json.loads(json.dumps(child(**json.loads(json.dumps(task))))),
             )
+        if name == "outliers":
+            monkeypatch.setattr(script, "_command", command_in_this_process)
         return script
 
     return load
+
+
+def command_in_this_process(*words):
+    CliRunner().invoke(app, list(words), catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")
