@@ -242,6 +242,20 @@ def airports() -> Dataset:
     )
 
 
+def airports_and_state() -> Dataset:
+    """The same with the state, which says most of it."""
+    rows = [row for row in _csv(_vega("airports.csv")) if row["country"] == "USA"]
+    return Dataset(
+        about="longitude of American airports; from the names of airport, town and state",
+        source="vega_datasets: airports.csv",
+        template="{name} airport, {city}, {state}: longitude {longitude}",
+        target="longitude",
+        rows=rows,
+        words=("state",),
+        texts=("name", "city"),
+    )
+
+
 def movies() -> Dataset:
     """Films that at least a thousand people have rated."""
     genres = ("Action", "Animation", "Comedy", "Drama", "Documentary", "Romance", "Short")
@@ -302,6 +316,34 @@ def companies() -> Dataset:
     )
 
 
+def companies_and_sales() -> Dataset:
+    """The same with sales and profits."""
+    return Dataset(
+        about="market value of companies; from name, country, business, sales and profits",
+        source="pydataset: HSAUR/Forbes2000",
+        template="{name}, {country}, {category}, sales {sales} billion, profits {profits} billion: "
+        "market value in billion dollars {marketvalue}",
+        target="marketvalue",
+        rows=_r_table("HSAUR/Forbes2000"),
+        numbers=("sales", "profits"),
+        words=("country", "category"),
+        texts=("name",),
+    )
+
+
+def computers() -> Dataset:
+    """Machines of the 1980s."""
+    return Dataset(
+        about="performance of computers; from name, cycle time, memory and cache",
+        source="pydataset: MASS/cpus",
+        template="{name}, cycle {syct} ns, memory {mmin} to {mmax} kB, cache {cach}: performance {perf}",
+        target="perf",
+        rows=_r_table("MASS/cpus"),
+        numbers=("syct", "mmin", "mmax", "cach"),
+        texts=("name",),
+    )
+
+
 TABLES: Mapping[str, Callable[[], Dataset]] = {
     "cars": cars,
     "diabetes": diabetes,
@@ -312,9 +354,12 @@ TABLES: Mapping[str, Callable[[], Dataset]] = {
     "countries": countries,
     "countries and income": countries_and_income,
     "airports": airports,
+    "airports and state": airports_and_state,
     "movies": movies,
     "journals": journals,
     "companies": companies,
+    "companies and sales": companies_and_sales,
+    "computers": computers,
 }
 
 
