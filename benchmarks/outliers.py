@@ -2,11 +2,11 @@
 
 Labels are replaced by uniform draws between the smallest and ten times the largest; the test rows are as they
 were. Ours is ``causal-qwen train RECIPE.yaml`` with a recipe that names files, template and target and leaves
-all else at its default, then ``causal-qwen predict``; boosting (`peers`) has the columns. Three tables whose
+all else at its default, then ``causal-qwen predict``; boosting (`peers`) has the columns. Five tables whose
 number can be predicted at all: from numbers, from numbers and categories, from free text.
 
-    python benchmarks/outliers.py                  # half an hour on two cores
-    python benchmarks/outliers.py --quick --json   # clean labels and 30%, one split
+    python benchmarks/outliers.py                  # an hour on two cores
+    python benchmarks/outliers.py --quick --json   # three tables, clean labels and 30%, one split
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from table_data import Dataset, Row, load
 
 OPTIONS = {
     "base": BASE,
-    "tables": Option("which", ("cars", "diamonds", "occupations"), smoke=("occupations",)),
+    "tables": Option(
+        "which",
+        ("cars", "diamonds", "occupations", "car names", "journals"),
+        smoke=("occupations",),
+        quick=("cars", "diamonds", "occupations"),
+    ),
     "shares": Option("of wrong labels", (0.0, 0.1, 0.2, 0.3, 0.4), smoke=(0.0, 0.3), quick=(0.0, 0.3)),
     "splits": Option("of each table", 3, smoke=1, quick=1),
 }
@@ -43,12 +48,26 @@ COLUMNS = ("median", "lower", "upper")
 def main(argv: Sequence[str] | None = None) -> None:
     """Errors of every table and share, and how much they grow."""
     run_benchmark(
-        __file__, __doc__, OPTIONS, figures, tables, quick="two shares, one split", argv=argv, picture=draw
+        __file__,
+        __doc__,
+        OPTIONS,
+        figures,
+        tables,
+        quick="three tables, two shares, one split",
+        argv=argv,
+        picture=draw,
     )
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     """By table and arm: the error at each share, mean over splits, and its growth from no wrong labels."""
+    with tempfile.TemporaryDirectory() as directory:
+        converted = f"{directory}/base"
+        _command("convert", arguments.base, converted)
+        return _compare(arguments, converted)
+
+
+def _compare(arguments: argparse.Namespace, converted: str) -> dict[str, Any]:
     runs = [
         (name, table, share, seed)
         for name, table in load(arguments.tables).items()
@@ -61,7 +80,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         clean, test_rows = table.split(seed)
         train_rows = table.with_wrong_labels(clean, share, seed)
         truth = labels_of(table, test_rows)
-        ours = causal(table, train_rows, test_rows, base=arguments.base, seed=seed)
+        ours = causal(table, train_rows, test_rows, model=converted, seed=seed)
         arms = {
             "causal": ours,
             "boosting": peers.boosting(table, train_rows, test_rows),
@@ -95,7 +114,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def causal(
-    table: Dataset, train_rows: list[Row], test_rows: list[Row], *, base: str, seed: int
+    table: Dataset, train_rows: list[Row], test_rows: list[Row], *, model: str, seed: int
 ) -> Predictions:
     """The two commands, on files."""
     with tempfile.TemporaryDirectory() as name:
@@ -104,7 +123,7 @@ def causal(
             lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
             (directory / file).write_text(lines, encoding="utf-8")
         recipe = {
-            "model": base, "data": str(directory / "train.jsonl"), "output": str(directory / "model"),
+            "model": model, "data": str(directory / "train.jsonl"), "output": str(directory / "model"),
             "template": table.template, "target": table.target, "seed": seed,
             "validation_fraction": 0.0,  # the test rows are ours
         }  # fmt: skip
