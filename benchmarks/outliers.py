@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -196,22 +197,26 @@ def headlines(record: Record) -> list[tuple[str, str]]:
 def draw(record: Record, file: Path) -> None:
     """A panel per table, with logarithmic errors: boosting's would hide ours."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     found = record.figures["tables"]
     shares = [100 * share for share in record.figures["shares"]]
-    figure = Figure(figsize=(3.6 * len(found) + 1, 4), layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (name, entry) in zip(panels, found.items(), strict=True):
+    across = min(len(found), 3)
+    down = math.ceil(len(found) / across)
+    figure = Figure(figsize=(3.4 * across, 3.2 * down + 0.8), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flatten()
+    for axes, (name, entry) in zip(panels, found.items(), strict=False):
         for (arm, label), mark in zip(ARMS.items(), "Dos", strict=True):
             axes.plot(shares, entry["errors"][arm], f"{mark}-", label=label)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set(title=name, xlabel="wrong training labels, %")
-        axes.grid(which="both", alpha=0.3)
-    panels[0].set_ylabel("median absolute error on unseen rows (logarithmic)")
-    panels[0].legend(fontsize=9)
+        axes.set(title=name, xlabel="wrong training labels, %", ylabel="median error (logarithmic)")
+        axes.grid(alpha=0.3)
+    for axes in panels[len(found) :]:
+        axes.set_axis_off()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ARMS))
     figure.suptitle(f"What wrong labels do, mean of {_splits(record)}")
     figure.savefig(file, dpi=130)
 

@@ -222,7 +222,9 @@ def draw(record: Record, file: Path) -> None:
         ratios = [
             found[name]["arms"][arm]["mdae"] / found[name]["arms"]["constant"]["mdae"] for name in names
         ]
-        front = {"markersize": 10, "zorder": 3} if arm == OURS else {"markersize": 6, "alpha": 0.8}
+        # Hollow, so that nobody is hidden behind it.
+        hollow: dict[str, Any] = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 2.5}
+        front = hollow if arm == OURS else {"markersize": 6, "alpha": 0.8}
         # What lies beyond the axis stands at its end, with its value.
         inside = [min(ratio, highest) for ratio in ratios]
         drawn = axes.plot(inside, range(len(names)), mark, label=ARMS[arm], linestyle="none", **front)
