@@ -54,7 +54,8 @@ def test_a_fifth_of_the_labels_is_broken_and_nothing_else(tmp_path):
 
 def test_least_squares_follow_broken_labels(tmp_path):
     story.write_table(tmp_path)
-    truth = torch.tensor([json.loads(row)[story.TARGET] for row in (tmp_path / "test.jsonl").open()])
+    rows = (tmp_path / "test.jsonl").read_text().splitlines()
+    truth = torch.tensor([json.loads(row)[story.TARGET] for row in rows])
     clean, broken = (
         float((story.least_squares(tmp_path, name) - truth).abs().median()) for name in ("cars", "broken")
     )

@@ -1,4 +1,4 @@
-"""What the demonstration does, step by step: convert, prove, generate, learn, predict, extrapolate, "what if".
+"""What the demonstration does, step by step: convert, prove, generate, learn, predict, ask "what if".
 
 Each step is one function whose result the command prints and the report shows. Nothing is printed here.
 """
