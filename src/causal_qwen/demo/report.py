@@ -109,8 +109,8 @@ def write_report(file: Path, found: Findings, *, prompt: str, out: Path) -> None
         Section(
             "A fifth of the labels broken",
             "The same cars once more, but a fifth of the labels is anything from 1 to 400. A Cauchy law "
-            "takes them for the outliers that they are; squares follow them. An interval promises to hold labels "
-            f"as they are given, so those of {cars.level:.0%} are now {found.broken.width:.0f} wide.",
+            "takes them for the outliers that they are; squares follow them. An interval promises to hold "
+            f"labels as they are given, so those of {cars.level:.0%} are now {found.broken.width:.0f} wide.",
             page.table(error_rows(found), header=("median error", "clean labels", "a fifth broken"))
             + page.picture(
                 pictures.broken_labels(

@@ -32,6 +32,7 @@ from causal_qwen.conversion.files import write_file
 from causal_qwen.conversion.parity import Parity
 from causal_qwen.counterfactual.interventions import Branch, Counterfactual, counterfactual
 from causal_qwen.data import Reading, Template, read_rows
+from causal_qwen.data.rows import Row
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.evaluation import metrics, predict
 from causal_qwen.evaluation.predict import Prediction
@@ -230,7 +231,7 @@ def least_squares(directory: Path, name: str) -> Tensor:
     learned, test = _rows(directory, name), _rows(directory, "test")
     origins = sorted({row["Origin"] for row in learned})
 
-    def columns(rows: list[dict[str, Any]]) -> Tensor:
+    def columns(rows: list[Row]) -> Tensor:
         values = [
             [1.0, int(row["Year"][:4]) - 1970, *(row[column] for column in COLUMNS)]
             + [float(row["Origin"] == origin) for origin in origins[1:]]
@@ -239,7 +240,8 @@ def least_squares(directory: Path, name: str) -> Tensor:
         return torch.tensor(values, dtype=torch.float64)
 
     target = torch.tensor([row[TARGET] for row in learned], dtype=torch.float64)
-    return columns(test) @ torch.linalg.lstsq(columns(learned), target[:, None]).solution[:, 0]
+    slope: Tensor = torch.linalg.lstsq(columns(learned), target[:, None]).solution
+    return (columns(test) @ slope)[:, 0]
 
 
 def far_away(learned: Learned) -> list[Prediction]:
@@ -334,5 +336,5 @@ def _file(directory: Path, name: str) -> Path:
     return directory / f"{name}.jsonl"
 
 
-def _rows(directory: Path, name: str) -> list[dict[str, Any]]:
+def _rows(directory: Path, name: str) -> list[Row]:
     return [row for _, row in read_rows(_file(directory, name))]
