@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +13,9 @@ from causal_qwen.cli.console import cell_text, note, print_table, quiet_librarie
 from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.options import check_prompt
 from causal_qwen.directories import check_output_directory
+
+if TYPE_CHECKING:
+    from causal_qwen.demo.report import Findings
 
 PROMPT = "The reason why the sea is salty is that"
 
@@ -23,23 +25,23 @@ def command(
     base: Annotated[str, typer.Option(help="Base to convert; the embedded one by default.")] = "smollm2",
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(help="Tokens to add to it.", min=1)] = 32,
-    steps: Annotated[int, typer.Option(help="Steps of fine-tuning.", min=1)] = 45,
+    steps: Annotated[int, typer.Option(help="Steps in which a backbone learns products.", min=1)] = 24,
 ) -> None:
-    """Convert, prove parity, generate in every mode, fine-tune, predict, ask what if, and write a report."""
+    """Convert, prove parity, generate in every mode, learn a table, predict, ask what if; write a report."""
     check_prompt(prompt, "--prompt")
     began = time.monotonic()
     check_output_directory(out, overwrite=True)
     on_interruption(lambda: f"{out} keeps the steps that were finished; the same command begins anew")
-    note("1/6  converting the base, and measuring parity on held-out text …")
+    note("1/8  converting the base, and measuring parity on held-out text …")
     quiet_libraries()
-    from causal_qwen.demo import story
+    from causal_qwen.demo import report, story
 
     model = out / "model"
     plain, conversion, measured = story.convert_and_prove(model, source=base)
     parity = {name: cell_text(value) for name, value in asdict(measured).items()}
     print_table("Parity with the base", parity.items())
 
-    note("2/6  continuing a prompt with the base and in every mode …")
+    note("2/8  continuing a prompt with the base and in every mode …")
     texts = story.continuations(plain, conversion, prompt, tokens)
     print_table(f"“{prompt} …”", texts.items(), header=("who decides", "continuation"))
     same = texts["base, greedy"] == texts["standard"]
@@ -48,41 +50,71 @@ def command(
     print(f"the same individual repeats itself: {'yes' if repeated else 'NO'}\n")
     del plain, conversion
 
-    note(f"3/6  fine-tuning on a table of cars, {steps} steps …")
-    tuned = story.fine_tune(out, model=model, steps=steps)
-    note("4/6  predicting the fuel economy of cars that it has not seen …")
-    cars = story.forecast(tuned, out)
-    columns = zip(cars.names, cars.truth, cars.median, cars.lower, cars.upper, strict=True)
-    shown = [
-        (name, f"{truth:.1f}", f"{median:.1f}", f"{lower:.1f} – {upper:.1f}")
-        for name, truth, median, lower, upper in islice(columns, 8)
-    ]
-    header = ("car", "truth", "predicted", f"{cars.level:.0%} interval")
-    print_table("Miles per gallon of cars that training has not seen", shown, header=header)
-    print(f"median absolute error {cars.error:.2f}; the training median gets {cars.constant_error:.2f}")
-    print(f"{cars.coverage:.0%} of {len(cars.truth)} intervals hold the truth\n")
-
-    note("5/6  asking one individual what another engine would have changed …")
-    what_if = story.ask_what_if(tuned)
-    print_table(
-        "The same individual, another engine", story.what_if_rows(what_if), header=("who", "sentence", "mpg")
-    )
-
-    note("6/6  writing the report …")
-    file = out / "report.html"
-    story.report(
-        file,
+    note("3/8  learning a table of cars, and the same with a fifth of its labels broken …")
+    story.write_table(out)
+    learned = story.learn_table(out, "cars", model=model)
+    broken = story.forecast(story.learn_table(out, "broken", model=model), out)
+    note("4/8  predicting cars that it has not seen, in float32 and int8 …")
+    clean, integers = story.forecast(learned, out), story.forecast(learned, out, integers=True)
+    note("5/8  asking about something that is no car …")
+    far = story.far_away(learned)
+    note("6/8  asking one individual what another engine would have changed …")
+    what_if = story.ask_what_if(learned)
+    rows = int(learned.metrics["train/rows"])
+    del learned
+    note(f"7/8  letting a backbone learn products, {steps} steps …")
+    found = report.Findings(
         parity=parity,
         texts=texts,
-        prompt=prompt,
-        tuned=tuned,
-        cars=cars,
+        rows=rows,
+        clean=clean,
+        broken=broken,
+        squares=(story.least_squares(out, "cars"), story.least_squares(out, "broken")),
+        integers=integers,
+        far=far,
+        losses=story.tune(out, model=model, steps=steps),
         what_if=what_if,
-        model=model,
     )
+    _print_findings(found)
+
+    note("8/8  writing the report …")
+    file = out / "report.html"
+    report.write_report(file, found, prompt=prompt, out=out)
     print("Each step is one line:")
     for line in story.COMMANDS:
         print(f"  {line.format(base=base, out=out, prompt=prompt)}")
     print(f"\n{file} has the pictures. It took {time.monotonic() - began:.0f} seconds.")
     if measured.max_abs_logit_diff != 0.0 or not same or not repeated:
         raise typer.Exit(1)
+
+
+def _print_findings(found: Findings) -> None:
+    """What the table, the other precision, the far prompt, the individual and the gradients have shown."""
+    from causal_qwen.demo import report, story
+
+    cars = found.clean
+    print_table(
+        f"Miles per gallon of cars that training has not seen, with {cars.level:.0%} intervals",
+        story.side_by_side(cars, found.integers, 8),
+        header=("car", "truth", "float32", "int8"),
+    )
+    print(f"median absolute error {cars.error:.2f}; the training median gets {cars.constant_error:.2f}")
+    print(f"{cars.coverage:.0%} of {len(cars.truth)} intervals hold the truth")
+    print(f"int8 moves no median by more than {cars.shift(found.integers):.3f} interval widths\n")
+    print_table(
+        "Median error, learned from clean labels and with a fifth of them broken",
+        report.error_rows(found),
+        header=("learned by", "clean", "broken"),
+    )
+    print_table(
+        "Near, and far from, the table",
+        story.far_rows(found.far),
+        header=("prompt", "mpg", "90% interval", "extrapolates"),
+    )
+    print_table(
+        "The same individual, another engine",
+        story.what_if_rows(found.what_if),
+        header=("who", "sentence", "mpg"),
+    )
+    first, last = found.loss_ends
+    print(f"number loss of products over {len(found.losses)} steps: {first:.2f} → {last:.2f} nats\n")

@@ -4,53 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
+from torch import Tensor
 
-from causal_qwen.figures import new_figure, png
+from causal_qwen.figures import BLUE, GREY, ORANGE, new_figure, png
 
-__all__ = ["cause_along_text", "loss_curve"]
+__all__ = ["broken_labels", "loss_curve"]
 
-Array = npt.NDArray[np.float64]
 DPI = 130
 
 
-def loss_curve(records: Sequence[Mapping[str, float]]) -> bytes:
-    """The two parts of the training loss against steps, each on its own axis."""
-    names = {"train/cls_loss_mean": "One-vs-Rest loss", "train/reg_loss_effective": "number loss"}
-    figure, panels = new_figure((8.4, 3.0), 1, len(names))
-    for axes, (name, label), colour in zip(panels, names.items(), ("tab:blue", "tab:orange"), strict=True):
-        points = [(record["step"], record[name]) for record in records if name in record]
-        axes.plot(*zip(*points, strict=True), color=colour)
-        axes.set(xlabel="step", title=label)
-        axes.grid(alpha=0.3)
+def loss_curve(points: Sequence[tuple[float, float]], *, window: int = 5) -> bytes:
+    """The number loss of each step, and its mean over the last few."""
+    figure, (axes,) = new_figure((7.0, 3.2))
+    steps, losses = zip(*points, strict=True)
+    recent = [losses[max(end - window, 0) : end] for end in range(1, len(losses) + 1)]
+    axes.plot(steps, losses, "o", ms=4, color=BLUE, alpha=0.4, label="one batch")
+    means = [sum(some) / len(some) for some in recent]
+    axes.plot(steps, means, color=BLUE, lw=2, label=f"mean of the last {window}")
+    axes.set(xlabel="step", ylabel="number loss, nats")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
     return png(figure, dpi=DPI)
 
 
-def cause_along_text(tokens: Sequence[str], loc_U: Array, scale_U: Array, *, dimensions: int = 2) -> bytes:
-    """The dimensions of U that move most along the text, and how wide U is.
+def broken_labels(truth: Tensor, predictions: Mapping[str, tuple[Tensor, Tensor]], *, unit: str) -> bytes:
+    """Who predicts what for the same rows: one panel per predictor, learned from clean and broken labels.
 
     Args:
-        tokens: T texts.
-        loc_U: (T, D).
-        scale_U: (T, D); loc ± scale are the quartiles of a Cauchy.
-        dimensions: How many are drawn.
+        truth: (n,).
+        predictions: Of each predictor, (n,) from clean labels and (n,) from broken ones.
+        unit: Of the numbers.
     """
-    moves = np.subtract(*np.percentile(loc_U, [75, 25], axis=0)) / np.median(scale_U, axis=0)  # (D,)
-    chosen = np.argsort(-moves)[:dimensions]
-    size = max(7.0, 0.28 * len(tokens)), 1.5 * dimensions + 2.7
-    figure, panels = new_figure(size, dimensions + 1, sharex=True)
-    positions = np.arange(len(tokens))
-    for axes, j in zip(panels[:-1], chosen, strict=True):
-        loc, scale = loc_U[:, j], scale_U[:, j]
-        axes.fill_between(positions, loc - scale, loc + scale, color="tab:blue", alpha=0.25, lw=0)
-        axes.plot(positions, loc, "o-", ms=3, lw=1, color="tab:blue")
-        axes.set_ylabel(f"U[{j}]")
-    lower, middle, upper = np.percentile(scale_U, [25, 50, 75], axis=1)  # (T,) each
-    panels[-1].fill_between(positions, lower, upper, color="tab:green", alpha=0.25, lw=0)
-    panels[-1].plot(positions, middle, "o-", ms=3, lw=1, color="tab:green")
-    panels[-1].set(ylabel="scale of U", yscale="log")
-    for axes in panels:
+    figure, panels = new_figure((8.4, 3.9), 1, len(predictions))
+    ends = [float(truth.min()), float(truth.max())]
+    everything = [column for pair in predictions.values() for column in pair] + [truth]
+    low, high = (extreme(float(extreme(column)) for column in everything) for extreme in (min, max))
+    for axes, (name, (clean, broken)) in zip(panels, predictions.items(), strict=True):
+        axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=1)
+        axes.plot(truth, clean, "o", ms=4, color=BLUE, alpha=0.7, label="clean labels")
+        axes.plot(truth, broken, "^", ms=4, color=ORANGE, alpha=0.7, label="a fifth of them broken")
+        axes.set(title=name, xlabel=f"truth, {unit}", ylim=(low - 3, high + 3))
         axes.grid(alpha=0.3)
-    panels[-1].set_xticks(positions, [token.strip() or "␣" for token in tokens], rotation=90, fontsize=8)
+    panels[0].set_ylabel(f"prediction, {unit}")
+    panels[0].legend(loc="upper left", frameon=False, fontsize=9)
     return png(figure, dpi=DPI)

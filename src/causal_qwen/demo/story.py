@@ -1,4 +1,4 @@
-"""What the demonstration does, step by step: convert, prove, generate, fine-tune, predict, ask "what if".
+"""What the demonstration does, step by step: convert, prove, generate, learn, predict, ask "what if".
 
 Each step is one function whose result the command prints and the report shows. Nothing is printed here.
 """
@@ -9,7 +9,7 @@ import importlib.resources
 import json
 import random
 import statistics
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import (
     EMBEDDED,
@@ -33,9 +32,10 @@ from causal_qwen.conversion.files import write_file
 from causal_qwen.conversion.parity import Parity
 from causal_qwen.counterfactual.interventions import Branch, Counterfactual, counterfactual
 from causal_qwen.data import Reading, Template, read_rows
-from causal_qwen.demo import pictures
-from causal_qwen.evaluation import metrics, page, plots, predict
-from causal_qwen.evaluation.page import Section
+from causal_qwen.data.rows import Row
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.evaluation import metrics, predict
+from causal_qwen.evaluation.predict import Prediction
 from causal_qwen.numbers import format_number
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training import TrainingRecipe, train
@@ -45,30 +45,41 @@ __all__ = [
     "COMMANDS",
     "SEED",
     "Forecast",
-    "Tuned",
+    "Learned",
     "ask_what_if",
     "continuations",
     "convert_and_prove",
-    "fine_tune",
+    "far_away",
+    "far_rows",
     "forecast",
-    "report",
+    "learn_table",
+    "least_squares",
+    "side_by_side",
+    "tune",
+    "what_if_rows",
     "write_table",
 ]
 
 SEED = 7
 TARGET = "Miles_per_Gallon"
+COLUMNS = ("Cylinders", "Displacement", "Horsepower", "Weight_in_lbs", "Acceleration")
 TEMPLATE = (
     "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
     "{Weight_in_lbs} pounds, {Acceleration} seconds: {Miles_per_Gallon}"
 )
 SENTENCE = Template(TEMPLATE, TARGET)
 TEST_ROWS = 48
+BROKEN_SHARE, BROKEN_RANGE = 0.2, (1.0, 400.0)
 # The individual's car, and the same car with another engine.
 FACTUAL = {
     "Year": "1976", "Origin": "USA", "Cylinders": 8, "Displacement": 318,
     "Horsepower": 150, "Weight_in_lbs": 4000, "Acceleration": 13,
 }  # fmt: skip
 CHANGE = {"Cylinders": 4, "Displacement": 120, "Horsepower": 88, "Weight_in_lbs": 2400, "Acceleration": 16}
+FAR = ("A bicycle weighs 30 pounds and has no engine:",)
+PRODUCT = "{a} bags of {b} apples: {total}"
+BATCH = 16
+LOSS = "train/reg_loss_effective"
 
 # How each step is repeated by hand.
 COMMANDS = (
@@ -76,20 +87,20 @@ COMMANDS = (
     "causal-qwen parity {out}/model",
     'causal-qwen generate {out}/model "{prompt}" --mode causal --seed 7',
     "causal-qwen train {out}/cars.yaml --overwrite",
-    "causal-qwen predict {out}/cars {out}/cars.test.jsonl -o {out}/predictions.csv",
+    "causal-qwen train {out}/broken.yaml --overwrite",
+    "causal-qwen predict {out}/cars {out}/test.jsonl -o {out}/predictions.csv",
     'causal-qwen counterfactual {out}/cars "USA 1976, 8 cylinders, 4000 pounds: " '
     '--do "USA 1976, 4 cylinders, 2400 pounds: " --seed 7',
 )
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A fine-tuned model, its figures, and the records of its training."""
+class Learned:
+    """A model that has learned a table, and its figures."""
 
     model: CausalLM
     processor: CausalQwen2Processor
     metrics: dict[str, float]
-    records: list[dict[str, float]]
     directory: Path
 
 
@@ -119,6 +130,15 @@ class Forecast:
     def coverage(self) -> float:
         """Share of truths inside their interval."""
         return metrics.mean((self.lower <= self.truth) & (self.truth <= self.upper))
+
+    @property
+    def width(self) -> float:
+        """Median width of the intervals."""
+        return float((self.upper - self.lower).median())
+
+    def shift(self, other: Forecast) -> float:
+        """The farthest that a median lies from the other's, in widths of the interval here."""
+        return float(((other.median - self.median).abs() / (self.upper - self.lower)).max())
 
 
 def convert_and_prove(directory: Path, *, source: str = EMBEDDED) -> tuple[Base, Conversion, Parity]:
@@ -155,8 +175,8 @@ def continuations(base: Base, conversion: Conversion, prompt: str, tokens: int) 
     return texts
 
 
-def write_table(directory: Path) -> tuple[Path, Path]:
-    """A real table, cars and their fuel economy, as two files: rows to learn and rows to predict.
+def write_table(directory: Path) -> None:
+    """A real table, cars and their fuel economy: rows to learn, the same with broken labels, rows to predict.
 
     Raises:
         ValueError: If the package that carries the table is not installed.
@@ -166,141 +186,132 @@ def write_table(directory: Path) -> tuple[Path, Path]:
     except ModuleNotFoundError:
         raise ValueError("the demo's table is in vega-datasets; run: pip install vega-datasets") from None
     rows = [row for row in json.loads(source.read_text(encoding="utf-8")) if None not in row.values()]
-    random.Random(SEED).shuffle(rows)
-    files = directory / "cars.train.jsonl", directory / "cars.test.jsonl"
-    for file, part in zip(files, (rows[TEST_ROWS:], rows[:TEST_ROWS]), strict=True):
-        write_file(file, "".join(json.dumps(row) + "\n" for row in part))
-    return files
+    draw = random.Random(SEED)
+    draw.shuffle(rows)
+    test, clean = rows[:TEST_ROWS], rows[TEST_ROWS:]
+    broken = [dict(row) for row in clean]
+    for row in draw.sample(broken, round(BROKEN_SHARE * len(broken))):
+        row[TARGET] = round(draw.uniform(*BROKEN_RANGE), 1)
+    for name, part in (("cars", clean), ("broken", broken), ("test", test)):
+        write_file(_file(directory, name), "".join(json.dumps(row) + "\n" for row in part))
 
 
-def fine_tune(directory: Path, *, model: Path, steps: int) -> Tuned:
-    """Learn the table's sentences; the recipe is written beside it, for `causal-qwen train`."""
-    train_file, test_file = write_table(directory)
+def learn_table(directory: Path, name: str, *, model: Path) -> Learned:
+    """Learn a table by the default recipe, which is written beside it, for `causal-qwen train`."""
     recipe = TrainingRecipe(
         model=str(model),
-        data=str(train_file),
-        validation=str(test_file),
-        output=str(directory / "cars"),
+        data=str(_file(directory, name)),
+        validation=str(_file(directory, "test")),
+        output=str(directory / name),
         template=TEMPLATE,
         target=TARGET,
-        batch_size=8,
+        seed=SEED,
+    )
+    write_file(directory / f"{name}.yaml", recipe.to_yaml())
+    metrics = train(recipe, overwrite=True).metrics
+    return Learned(*load_model(directory / name, dtype="float32"), metrics, directory / name)
+
+
+def forecast(learned: Learned, directory: Path, *, integers: bool = False, level: float = 0.9) -> Forecast:
+    """The fuel economy of cars that training has not seen, in float32 or by the native engine in int8."""
+    rows, known = _rows(directory, "test"), _rows(directory, "cars")
+    engine = Engine.from_model(learned.model, precision="int8") if integers else None
+    reading = Reading(TEMPLATE, TARGET)
+    predictions = predict(learned.model, learned.processor, rows, reading=reading, level=level, engine=engine)
+    columns = zip(*((one.median, one.lower, one.upper) for one in predictions), strict=True)
+    median, lower, upper = (torch.tensor(column, dtype=torch.float64) for column in columns)  # (n,) each
+    names = [f"{row['Year'][:4]} {row['Name']}" for row in rows]
+    truth = torch.tensor([row[TARGET] for row in rows], dtype=torch.float64)
+    middle = statistics.median(row[TARGET] for row in known)
+    return Forecast(names, truth, median, lower, upper, middle, level)
+
+
+def least_squares(directory: Path, name: str) -> Tensor:
+    """What least squares on the table's columns predicts for the same cars, (n,)."""
+    learned, test = _rows(directory, name), _rows(directory, "test")
+    origins = sorted({row["Origin"] for row in learned})
+
+    def columns(rows: list[Row]) -> Tensor:
+        values = [
+            [1.0, int(row["Year"][:4]) - 1970, *(row[column] for column in COLUMNS)]
+            + [float(row["Origin"] == origin) for origin in origins[1:]]
+            for row in rows
+        ]
+        return torch.tensor(values, dtype=torch.float64)
+
+    target = torch.tensor([row[TARGET] for row in learned], dtype=torch.float64)
+    slope: Tensor = torch.linalg.lstsq(columns(learned), target[:, None]).solution
+    return (columns(test) @ slope)[:, 0]
+
+
+def far_away(learned: Learned) -> list[Prediction]:
+    """A car like those of the table, and things that are not."""
+    prompts = [SENTENCE.prompt(FACTUAL).text, *FAR]
+    rows = [{"prompt": prompt.rstrip()} for prompt in prompts]
+    return list(predict(learned.model, learned.processor, rows))
+
+
+def tune(directory: Path, *, model: Path, steps: int) -> list[tuple[float, float]]:
+    """Products of two numbers, which no frozen backbone spells out: the number loss of each step.
+
+    The backbone learns by gradients while the number head is solved anew on its latest features. No row is
+    seen twice, so that nothing can be learned by heart.
+    """
+    draw = random.Random(SEED)
+    rows = [{"a": draw.randint(2, 99), "b": draw.randint(2, 99)} for _ in range(steps * BATCH)]
+    recipe = TrainingRecipe(
+        model=str(model),
+        output=str(directory / "products"),
+        template=PRODUCT,
+        target="total",
+        method="full",
         max_steps=steps,
-        learning_rate=3e-5,
-        heads_learning_rate=1e-2,
-        warmup=0.1,
-        softmax_loss_weight=1.0,
-        classification_loss_weight=0.01,
-        gate_alpha=1.0,
-        calibration_fraction=0.12,
+        batch_size=BATCH,
+        learning_rate=5e-5,
+        warmup=0.2,
         loss_impl="sampled",
+        validation_fraction=0.0,
+        calibration_fraction=0.0,
+        precision_proof=False,
         logging_steps=1,
         save_steps=0,
         diagnostics=False,
         seed=SEED,
     )
-    write_file(directory / "cars.yaml", recipe.to_yaml())
-    result = train(recipe, overwrite=True)
-    trained, processor = load_model(result.output)
-    records = read_records(result.output / METRICS_FILE)
-    return Tuned(trained, processor, result.metrics, records, result.output)
+    train(recipe, rows=[row | {"total": row["a"] * row["b"]} for row in rows], overwrite=True)
+    records = read_records(directory / "products" / METRICS_FILE)
+    return [(record["step"], record[LOSS]) for record in records if LOSS in record]
 
 
-def forecast(tuned: Tuned, directory: Path, *, level: float = 0.9) -> Forecast:
-    """The fuel economy of cars that training has not seen."""
-    rows = [row for _, row in read_rows(directory / "cars.test.jsonl")]
-    learned = [row[TARGET] for _, row in read_rows(directory / "cars.train.jsonl")]
-    reading = Reading(TEMPLATE, TARGET)
-    predictions = list(predict(tuned.model, tuned.processor, rows, reading=reading, level=level))
-    median, lower, upper = (
-        torch.tensor([getattr(one, name) for one in predictions], dtype=torch.float64)
-        for name in ("median", "lower", "upper")
-    )  # (n,) each
-    names = [f"{row['Year'][:4]} {row['Name']}" for row in rows]
-    truth = torch.tensor([row[TARGET] for row in rows], dtype=torch.float64)
-    return Forecast(names, truth, median, lower, upper, statistics.median(learned), level)
-
-
-def ask_what_if(tuned: Tuned) -> Counterfactual:
+def ask_what_if(learned: Learned) -> Counterfactual:
     """One individual's fuel economy with its own engine, and with a smaller one."""
     factual, changed = SENTENCE.prompt(FACTUAL).text, SENTENCE.prompt(FACTUAL | CHANGE).text
-    return counterfactual(tuned.model, tuned.processor, factual, [changed], SEED, max_new_tokens=1)
+    return counterfactual(learned.model, learned.processor, factual, [changed], SEED, max_new_tokens=1)
 
 
-def report(
-    file: Path,
-    *,
-    parity: Mapping[str, str],
-    texts: Mapping[str, str],
-    prompt: str,
-    tuned: Tuned,
-    cars: Forecast,
-    what_if: Counterfactual,
-    model: Path,
-) -> None:
-    """Write the page with its pictures."""
-    tokens, probs, U = _explained(tuned, SENTENCE.prompt(FACTUAL | CHANGE).text)
-    command = f'causal-qwen generate {model} "{prompt}"'
-    sections = [
-        Section(
-            "Exact on day one",
-            "The converted model against its base, position by position, on text that nothing was fitted to.",
-            page.table(list(parity.items())),
-            [f"causal-qwen parity {model}"],
-        ),
-        Section(
-            "Three ways to decide",
-            f"“{prompt} …” In standard mode the law of the cause decides, in causal mode one concrete "
-            "individual does, and compatible mode is what the base does. The same individual repeats itself.",
-            page.table(list(texts.items()), header=("who decides", "continuation")),
-            [command, f"{command} --mode causal --seed {SEED}", f"{command} --mode compatible --sample"],
-        ),
-        Section(
-            "Learning a table",
-            f"Each car is a sentence; the model learns to write its miles per gallon. "
-            f"{tuned.metrics['train/rows']:.0f} rows, {tuned.metrics['train/steps']:.0f} steps, "
-            f"{tuned.metrics['train/seconds']:.0f} seconds.",
-            page.picture(pictures.loss_curve(tuned.records), alt="training loss against steps"),
-            [f"causal-qwen train {file.parent / 'cars.yaml'} --overwrite"],
-        ),
-        Section(
-            "Numbers with honest intervals",
-            f"{len(cars.truth)} cars that training has not seen: median absolute error "
-            f"{cars.error:.2f} miles per gallon, where the training median gets "
-            f"{cars.constant_error:.2f}; {cars.coverage:.0%} of the {cars.level:.0%} "
-            "intervals hold the truth.",
-            page.picture(
-                plots.picture(
-                    plots.draw_predictions,
-                    *(cars.truth, cars.median, cars.lower, cars.upper),
-                    cars.level,
-                    "miles per gallon",
-                ),
-                alt="predicted against true fuel economy",
-            ),
-            [f"causal-qwen predict {tuned.directory} {file.parent / 'cars.test.jsonl'} -o predictions.csv"],
-        ),
-        Section(
-            "The same individual, another engine",
-            "All that the model calls chance is held fixed, and only the sentence differs. Another "
-            "individual under the first sentence shows how far chance alone goes.",
-            page.table(what_if_rows(what_if), header=("who", "sentence", "miles per gallon")),
-        ),
-        Section(
-            "The cause along a sentence",
-            "The two dimensions of U that move most, median and quartiles (narrower than the line where the "
-            "model is sure), and below the scales of all dimensions, median and quartiles.",
-            page.picture(
-                pictures.cause_along_text(tokens, U.loc.numpy(), U.scale.numpy()), alt="U along a sentence"
-            ),
-        ),
-        Section(
-            "Tokens by their One-vs-Rest probability",
-            "P(S > C) of each token given those before it, from red (0) to green (1). Hover for the figure.",
-            page.coloured(tokens, probs),
-        ),
+def side_by_side(exact: Forecast, rounded: Forecast, most: int) -> list[tuple[str, str, str, str]]:
+    """Car, truth, and both predictions with their intervals, of the first cars."""
+
+    def cell(cars: Forecast, index: int) -> str:
+        return f"{cars.median[index]:.2f}  ({cars.lower[index]:.1f} – {cars.upper[index]:.1f})"
+
+    return [
+        (exact.names[index], f"{exact.truth[index]:.1f}", cell(exact, index), cell(rounded, index))
+        for index in range(min(most, len(exact.truth)))
     ]
-    lead = "A language model that infers a cause, then acts. Every figure here was computed just now."
-    page.write_page(file, title="CausalQwen: the demonstration", lead=lead, sections=sections)
+
+
+def far_rows(predictions: Sequence[Prediction]) -> list[tuple[str, str, str, str]]:
+    """Prompt, prediction, interval, and whether it lies beyond what was learned."""
+    return [
+        (
+            one.prompt,
+            f"{one.median:.1f}",
+            f"{one.lower:.1f} – {one.upper:.1f}",
+            "YES" if one.extrapolates else "no",
+        )
+        for one in predictions
+    ]
 
 
 def what_if_rows(what_if: Counterfactual) -> list[tuple[str, str, str]]:
@@ -321,18 +332,9 @@ def _said(branch: Branch) -> str:
     return format_number(number.value, spread) if spread > 0 else format_number(number.value)
 
 
-@torch.no_grad()
-def _explained(tuned: Tuned, text: str) -> tuple[list[str], list[float | None], Cauchy]:
-    """Tokens of a text, P of each given those before it, and U (T, D)."""
-    batch = tuned.processor(text, return_tensors="pt")
-    outputs = tuned.model(**batch, output_scores=True, output_logits=False)
-    ids, values = batch["input_ids"][0], batch["numeric_values"][0]
-    S = outputs.S[0, :-1]  # (T − 1, V)
-    prob = S.sf(tuned.model.action.threshold).gather(1, ids[1:, None]).squeeze(1)
-    is_number = ids == tuned.processor.num_token_id
-    tokens = [
-        format_number(value) if number else tuned.processor.tokenizer.decode([token])
-        for token, value, number in zip(ids.tolist(), values.tolist(), is_number.tolist(), strict=True)
-    ]
-    U = tuned.model.action.exogenous(outputs.U[0].to(torch.float64))
-    return tokens, [None, *prob.tolist()], U
+def _file(directory: Path, name: str) -> Path:
+    return directory / f"{name}.jsonl"
+
+
+def _rows(directory: Path, name: str) -> list[Row]:
+    return [row for _, row in read_rows(_file(directory, name))]

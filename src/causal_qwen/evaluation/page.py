@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: sections of text, tables, pictures and coloured tokens."""
+"""One HTML file that needs nothing else: sections of text, tables and pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from causal_qwen.conversion.files import write_file
 
-__all__ = ["Section", "coloured", "data_address", "picture", "table", "write_page"]
+__all__ = ["Section", "data_address", "picture", "table", "write_page"]
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2733; --soft: #5b6876; --line: #d9dfe6; --accent: #1f5fa8; }
@@ -28,8 +28,6 @@ th { color: var(--soft); font-weight: 600; }
 td:first-child { white-space: nowrap; }
 pre { background: #f1f4f7; border-radius: 6px; padding: 10px 12px; margin: 12px 0 0; }
 pre { overflow-x: auto; font-size: 13.5px; }
-.tokens { font: 16px/2.1 ui-monospace, monospace; }
-.tokens span { border-radius: 4px; padding: 3px 1px; white-space: pre-wrap; }
 .note { color: var(--soft); font-size: 14px; }
 """
 
@@ -41,7 +39,7 @@ class Section:
     Args:
         title: Heading.
         text: A sentence or two, plain.
-        body: HTML, made by `table`, `picture` and `coloured`.
+        body: HTML, made by `table` and `picture`.
         commands: Lines that repeat this part.
     """
 
@@ -69,18 +67,6 @@ def picture(png: bytes, *, alt: str) -> str:
 def data_address(png: bytes) -> str:
     """The address of an image that carries the image itself."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def coloured(tokens: Sequence[str], probs: Sequence[float | None]) -> str:
-    """Each token on a ground from red (probability 0) through yellow to green (1); None stays white."""
-    spans = []
-    for token, prob in zip(tokens, probs, strict=True):
-        if prob is None:
-            spans.append(f"<span>{html.escape(token)}</span>")
-            continue
-        ground = f"hsl({120 * prob:.0f} 75% 82%)"
-        spans.append(f'<span style="background:{ground}" title="P = {prob:.3g}">{html.escape(token)}</span>')
-    return f'<p class="tokens">{"".join(spans)}</p>'
 
 
 def write_page(file: Path, *, title: str, lead: str, sections: Sequence[Section]) -> None:
