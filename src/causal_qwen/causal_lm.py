@@ -63,8 +63,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             folds=config.number_folds,
             support_rank=config.number_support,
         )
-        # The parent's post_init ran before these modules existed; modules that it has initialised are left
-        # alone.
+        # The parent's post_init ran before these modules existed; what it has initialised is left alone.
         self.post_init()
 
     @classmethod
@@ -140,8 +139,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
                 ``shift_labels_values`` (already shifted), ``num_items_in_batch`` and ``num_numbers_in_batch``
                 (what the two sums are divided by).
         """
-        # Not a named argument: Trainer takes every argument with "label" in its name for a label that must be
-        # there.
+        # Not a named argument: Trainer takes every argument with "label" in its name for a required label.
         labels_values = kwargs.pop("labels_values", None)
         shift_labels = kwargs.pop("shift_labels", None)
         shift_values = kwargs.pop("shift_labels_values", None)
@@ -373,16 +371,16 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             raise ValueError("this model has no <NUM> token; `convert` its base first")
         causes = self.causes(batch, engine)
         rows, length = causes.U0.loc.shape
-        last = torch.full((rows,), length - 1, device=causes.U0.loc.device)
+        row = torch.arange(rows, device=causes.U0.loc.device)
+        last = torch.full_like(row, length - 1)
         if batch.get("attention_mask") is not None:
-            last = length - 1 - batch["attention_mask"].flip(-1).argmax(-1).to(last.device)
-        row = torch.arange(len(last), device=last.device)
+            last -= batch["attention_mask"].flip(-1).argmax(-1).to(last.device)
         U_noisy = self.action.exogenous(causes.U)
         # The number of every position, as in forward: a product of other rows is rounded otherwise.
         U_noisy, U0, Y = (law[row, last] for law in (U_noisy, causes.U0, self.action.numbers(U_noisy)))
-        read = read_numbers(self.action, self.config, U_noisy, Y, level, raw=raw)
+        n = read_numbers(self.action, self.config, U_noisy, Y, level, raw=raw)
         prob_num = self.prob_num(U_noisy, U0, engine)
-        return NumberPrediction(read.median, read.lower, read.upper, prob_num, level, read.extrapolates)
+        return NumberPrediction(n.median, n.lower, n.upper, prob_num, level, n.extrapolates)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As the base's, with b, balance and C following W."""

@@ -62,7 +62,7 @@ class CausalFields(SavedWithModule):
         number_support: Directions of the features that the number head was solved on; 0 for none.
         value_range: Smallest and largest training number; None before training.
         precision_shifts: By how much a number moves in other precisions, in widths of its 90% interval, the
-            median of 64 training rows; None where it was not measured.
+            median of 32 training rows; None where it was not measured.
         num_token_id: The id of <NUM>; None for a model without a number channel.
         number_spelling: The token of each character that numbers are written with, so that generated ids can
             hold them in digits; None leaves <NUM> there.

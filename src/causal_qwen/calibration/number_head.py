@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 FEWEST_NUMBERS = 16  # fewer say nothing about a slope
 MOST_NUMBERS = 20_000  # features of so many are held in memory
-MOST_ELSEWHERE = 1024  # positions where no number follows
-NOISE_ROWS = 64
+MOST_ELSEWHERE = 512  # positions where no number follows
+NOISE_ROWS = 32
 # Precisions that a head has to survive: int4 changes more than a head can avoid.
 SURVIVED = ("bfloat16", "int8")
 INTEGERS: tuple[Precision, ...] = ("int8", "int4")
@@ -158,7 +158,7 @@ def rounding_errors(model: CausalLM, batches: Batches) -> dict[str, Tensor]:
 
     Args:
         model: On any device.
-        batches: Labelled rows, of which the first with 64 numbers are run again in each precision.
+        batches: Labelled rows, of which the first with 32 numbers are run again in each precision.
     """
     sample: list[dict[str, Tensor]] = []
     count = 0
@@ -337,7 +337,7 @@ def _separation(features: list[Tensor], leads: list[Tensor], *, ridge: float | N
     weight = torch.where(side > 0, 1 / len(leads[0]), 1 / max(len(leads[1]), 1))
     size = x.square().mean().sqrt()
     parameters = torch.zeros(x.shape[1] + 1, dtype=x.dtype, device=x.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([parameters], max_iter=200, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([parameters], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimizer.zero_grad()

@@ -113,7 +113,7 @@ class TrainingRecipe:
         solve_steps: Steps between two solutions of the number head, which with a backbone that learns is not
             trained but solved for on the latest features (methods "full" and "lora").
         precision_proof: Whether the number head leaves alone what bfloat16 and int8 change in the features,
-            which is measured on 64 rows.
+            which is measured on 32 rows.
         refit_words: Whether the width of scale_S and a common shift of C are solved for once more when
             training ends, for running text: rows whose every label is certain would make scales vanish.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
