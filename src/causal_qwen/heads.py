@@ -326,6 +326,10 @@ class ActionNetwork(nn.Module):
         self.register_buffer("fold_slopes", slopes.float(), persistent=len(slopes) > 0)
         self.register_buffer("fold_intercepts", intercepts.float(), persistent=len(slopes) > 0)
 
+    def keep_support(self, support: NumberSupport) -> None:
+        """What the number head has seen; a method, which an adapter's wrapper hands on."""
+        self.support = support
+
     def fold_numbers(self, U: Cauchy) -> Tensor:
         """loc_Y of U' (..., D) by the head without each fold, (..., K)."""
         with _float32(U.loc):

@@ -242,8 +242,9 @@ def test_early_stopping_returns_the_best_weights(model, tmp_path):
     }
     best = min(evaluated, key=evaluated.get)
     assert best < max(evaluated)
-    (at_best,) = [record for record in records if record["step"] == best and "eval/reg_crps" in record]
-    assert result.metrics["eval/reg_crps"] == pytest.approx(at_best["eval/reg_crps"], rel=1e-5)
+    words = "eval/softmax_nll"  # numbers are solved for once more at the end
+    (at_best,) = [record for record in records if record["step"] == best and words in record]
+    assert result.metrics[words] == pytest.approx(at_best[words], rel=1e-5)
 
 
 def test_checkpointed_and_bfloat16_activations_train_as_well(model, tmp_path):
@@ -280,6 +281,8 @@ def test_parameters_learn_at_their_own_rates(model, tmp_path):
     options |= {"weight_decay": 0.5}
     train(recipe(tmp_path, model, output=str(tmp_path / "decayed"), **options, **rates))
     for name, tensor in weights(tmp_path / "decayed").items():
+        if name not in before or name.startswith("action.number"):  # solved for
+            continue
         shrunk = before[name].ndim == 2 and name in backbone
         expected = after[name] - 1e-3 * 0.5 * before[name] if shrunk else after[name]
         if shrunk or before[name].ndim < 2:

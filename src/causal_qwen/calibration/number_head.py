@@ -103,7 +103,7 @@ def forget_numbers(model: CausalLM) -> None:
     config.number_folds = config.number_support = 0
     size, device = action.fold_slopes.shape[1], action.fold_slopes.device
     action.keep_folds(torch.zeros(0, size, device=device), torch.zeros(0, device=device))
-    action.support = NumberSupport(size).to(device)
+    action.keep_support(NumberSupport(size).to(device))
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def _rounded(model: CausalLM, sample: Sequence[Mapping[str, Tensor]]) -> Iterato
     for precision in INTEGERS:
         try:
             engine = Engine.from_model(model, precision=precision)
-        except ValueError:  # not on the CPU, or of another family
+        except (KeyError, ValueError):  # not on the CPU, of another family, or with adapters
             return
         yield precision, [model.causes(inputs, engine).U.loc for inputs in read]
 
@@ -241,7 +241,7 @@ def solve_numbers(
     action.number_noise.fill_(max(fit.scale - from_causes, NARROWEST))
     config.value_range = [float(data.values.min()), float(data.values.max())]
     floor = 0.0 if noise is None else len(target) * float(noise.diagonal().mean())
-    action.support = NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor)
+    action.keep_support(NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor))
     config.number_support = len(action.support.gains)
     width = 2 * float(fit.left_out.abs().quantile(0.9))
     config.precision_shifts = {
