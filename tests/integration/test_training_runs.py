@@ -196,7 +196,7 @@ def test_heads_only_leaves_the_backbone_alone(model, tmp_path):
     losses_of_words = [
         losses(tmp_path / name / "metrics.jsonl", "train/cls_loss_mean") for name in ("trained", "full")
     ]
-    assert losses_of_words[0][0] == pytest.approx(losses_of_words[1][0], rel=1e-4)
+    assert losses_of_words[0][0] == pytest.approx(losses_of_words[1][0], rel=1e-3)
 
 
 def test_a_loss_that_is_no_number_stops_with_its_batch(model, tmp_path, monkeypatch):
