@@ -124,8 +124,9 @@ def write_report(file: Path, found: Findings, *, prompt: str, out: Path) -> None
         ),
         Section(
             "The same numbers in integers",
-            "Predictions in float32 and by the native engine with weights of 8 bits. No median moves by more "
-            f"than {cars.shift(found.integers):.3f} of its interval's width; the median error is "
+            "Predictions in float32 and by the native engine with weights of 8 bits. (The embedded base was "
+            "published in 4 bits, which 8 hold to rounding; weights of a finer base would move more.) No "
+            f"median moves by more than {cars.shift(found.integers):.3f} of its interval's width; the median error is "
             f"{cars.error:.2f} and {found.integers.error:.2f}.",
             page.table(
                 story.side_by_side(cars, found.integers, SHOWN), header=("car", "truth", "float32", "int8")
