@@ -126,8 +126,8 @@ def write_report(file: Path, found: Findings, *, prompt: str, out: Path) -> None
             "The same numbers in integers",
             "Predictions in float32 and by the native engine with weights of 8 bits. (The embedded base was "
             "published in 4 bits, which 8 hold to rounding; weights of a finer base would move more.) No "
-            f"median moves by more than {cars.shift(found.integers):.3f} of its interval's width; the median error is "
-            f"{cars.error:.2f} and {found.integers.error:.2f}.",
+            f"median moves by more than {cars.shift(found.integers):.3f} of its interval's width; the median "
+            f"error is {cars.error:.2f} and {found.integers.error:.2f}.",
             page.table(
                 story.side_by_side(cars, found.integers, SHOWN), header=("car", "truth", "float32", "int8")
             ),
@@ -146,10 +146,11 @@ def write_report(file: Path, found: Findings, *, prompt: str, out: Path) -> None
         ),
         Section(
             "A loss that falls",
-            "Frozen features do not hold everything: a product of two numbers they do not. Here the backbone "
-            "learns by gradients while the number's law is solved anew on its latest features, and no row "
-            f"comes twice. Over {len(found.losses)} steps the number loss goes from {first:.2f} to "
-            f"{last:.2f} nats (means of the first and the last fifth).",
+            "Sentences with the product of two numbers, of which no row comes twice. The backbone "
+            "learns by gradients while the number's law is solved anew on its latest features. "
+            f"Over {len(found.losses)} steps the number loss goes from {first:.2f} to "
+            f"{last:.2f} nats (means of the first and the last fifth). It may rise at first, while "
+            f"moving features leave the head behind: the first batch of all has {found.losses[0][1]:.2f}.",
             page.picture(pictures.loss_curve(found.losses), alt="number loss against steps"),
         ),
     ]
