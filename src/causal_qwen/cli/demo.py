@@ -25,7 +25,7 @@ def command(
     base: Annotated[str, typer.Option(help="Base to convert; the embedded one by default.")] = "smollm2",
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(help="Tokens to add to it.", min=1)] = 32,
-    steps: Annotated[int, typer.Option(help="Steps in which a backbone learns products.", min=1)] = 24,
+    steps: Annotated[int, typer.Option(help="Steps in which a backbone learns products.", min=1)] = 30,
 ) -> None:
     """Convert, prove parity, generate in every mode, learn a table, predict, ask what if; write a report."""
     check_prompt(prompt, "--prompt")

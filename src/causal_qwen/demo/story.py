@@ -77,8 +77,8 @@ FACTUAL = {
 }  # fmt: skip
 CHANGE = {"Cylinders": 4, "Displacement": 120, "Horsepower": 88, "Weight_in_lbs": 2400, "Acceleration": 16}
 FAR = ("A bicycle weighs 30 pounds and has no engine:",)
-PRODUCT = "{a} bags of {b} apples: {total}"
-BATCH = 16
+PRODUCT = "{a} × {b} = {total}"
+BATCH, PRODUCTS = 16, 3000
 LOSS = "train/reg_loss_effective"
 
 # How each step is repeated by hand.
@@ -255,10 +255,10 @@ def tune(directory: Path, *, model: Path, steps: int) -> list[tuple[float, float
     """Products of two numbers, which no frozen backbone spells out: the number loss of each step.
 
     The backbone learns by gradients while the number head is solved anew on its latest features. No row is
-    seen twice, so that nothing can be learned by heart.
+    seen twice, and few are among those that the head begins with: nothing is learned by heart.
     """
     draw = random.Random(SEED)
-    rows = [{"a": draw.randint(2, 99), "b": draw.randint(2, 99)} for _ in range(steps * BATCH)]
+    rows = [{"a": draw.randint(2, 99), "b": draw.randint(2, 99)} for _ in range(max(PRODUCTS, steps * BATCH))]
     recipe = TrainingRecipe(
         model=str(model),
         output=str(directory / "products"),
