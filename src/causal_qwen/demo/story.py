@@ -78,7 +78,7 @@ FACTUAL = {
 CHANGE = {"Cylinders": 4, "Displacement": 120, "Horsepower": 88, "Weight_in_lbs": 2400, "Acceleration": 16}
 FAR = ("A bicycle weighs 30 pounds and has no engine:",)
 PRODUCT = "{a} × {b} = {total}"
-BATCH, PRODUCTS = 16, 3000
+BATCH, PRODUCTS = 16, 900  # the head is solved on all of them at the end
 LOSS = "train/reg_loss_effective"
 
 # How each step is repeated by hand.
@@ -255,7 +255,7 @@ def tune(directory: Path, *, model: Path, steps: int) -> list[tuple[float, float
     """Products of two numbers, which no frozen backbone spells out: the number loss of each step.
 
     The backbone learns by gradients while the number head is solved anew on its latest features. No row is
-    seen twice, and few are among those that the head begins with: nothing is learned by heart.
+    seen twice, and many are not among those that the head begins with.
     """
     draw = random.Random(SEED)
     rows = [{"a": draw.randint(2, 99), "b": draw.randint(2, 99)} for _ in range(max(PRODUCTS, steps * BATCH))]
