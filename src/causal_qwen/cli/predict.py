@@ -197,6 +197,8 @@ def _answer(record: Mapping[str, Any], level: float) -> Iterator[tuple[str, obje
         ),
     )
     yield "probability of a number", record["prob_num"]
+    if record["extrapolates"]:
+        yield "extrapolates", "yes: beyond what training has seen, and the interval is not the calibrated one"
 
 
 def state(place: str) -> list[Any]:

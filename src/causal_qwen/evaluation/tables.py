@@ -211,7 +211,12 @@ def _write_parquet(rows: Iterator[dict[str, Any]], path: Path, columns: Columns)
         from pyarrow import parquet
     except ImportError:
         raise ValueError("Parquet needs pyarrow: pip install pyarrow, or write .csv or .jsonl") from None
-    types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    types = {
+        str: pyarrow.string(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+    }
     declared = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
 
     def part() -> Any:
