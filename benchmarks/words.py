@@ -88,7 +88,7 @@ def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Nam
     # Cross-entropy has no use for the other loss: few negatives cost nothing.
     model.config.loss_impl, model.config.num_negatives = ("sampled", 1) if softmax else ("fused", 4096)
     model.requires_grad_(True)  # the loss before held some
-    hold_constants(model, model.config, recipe.hold)
+    hold_constants(model, model.config, recipe.hold, following=False)
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), fused=True)
     warm_up = max(round(recipe.warmup * len(training)), 1)
 

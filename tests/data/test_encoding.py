@@ -65,7 +65,8 @@ class Recorder:
             for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]
         nothing = torch.zeros(len(self.rows))
-        return SimpleNamespace(median=nothing, lower=nothing, upper=nothing, prob_num=nothing)
+        laws = {"median": nothing, "lower": nothing, "upper": nothing}
+        return SimpleNamespace(**laws, prob_num=nothing, extrapolates=None)
 
 
 @BEGINNINGS

@@ -54,7 +54,14 @@ def test_templates_may_be_repeated(model, tmp_path):
     table = write_table(tmp_path / "table.jsonl")
     flags = ("--model", model, "--data", table, "--target", "price", "--template", TEMPLATE)
     shown = invoke(
-        *flags, "--template", "{size} of {name} for {price}", "--dry-run", "--set", "seed=1"
+        *flags,
+        "--template",
+        "{size} of {name} for {price}",
+        "--dry-run",
+        "--set",
+        "seed=1",
+        "--method",
+        "full",
     ).stdout
     assert " makes" in shown
     assert " for" in shown
