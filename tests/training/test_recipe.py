@@ -85,3 +85,11 @@ def test_python_is_checked_as_files_are():
     recipe = TrainingRecipe(output="o")
     with pytest.raises(StrictDataclassError, match="batch_size"):
         recipe.batch_size = 0
+
+
+def test_words_are_not_refitted_under_solved_intervals():
+    """It moves scale_U, in which the residuals of method "heads" were measured."""
+    fields = {"output": "o", "template": "{a} {b}", "target": "b", "refit_words": True}
+    with pytest.raises(ValueError, match="refit_words is True; with heads it must be false"):
+        TrainingRecipe.from_mapping(fields)
+    assert TrainingRecipe.from_mapping(fields | {"method": "full"}).refit_words

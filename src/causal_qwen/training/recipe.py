@@ -218,6 +218,11 @@ class TrainingRecipe:
         if self.fsdp and self.save_steps:
             remedy = "with fsdp it must be 0: sharded runs keep no checkpoints"
             raise ValueError(f"save_steps is {self.save_steps}; {remedy}")
+        if self.refit_words and self.method == "heads":
+            remedy = (
+                "with heads it must be false: it moves scale_U, which the solved intervals are measured in"
+            )
+            raise ValueError(f"refit_words is {self.refit_words}; {remedy}")
         if self.streaming and self.max_steps is None:
             remedy = "with streaming it must be set, because a stream has no known length"
             raise ValueError(f"max_steps is None; {remedy}")
