@@ -1,7 +1,7 @@
 """Real tables that come with installed packages, as sentences for a language model and as columns for others.
 
 Sizes are at most `MOST_ROWS` rows, drawn once, so that every run on two cores is short. A table's sentence
-says nothing that its columns do not say, and the other way round.
+says nothing that its columns do not say, and the other way round; it ends by naming the number that follows.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def diabetes() -> Dataset:
         about="progression of diabetes after a year; from ten measurements",
         source="scikit-learn: load_diabetes",
         template="Age {age}, sex {sex}, BMI {bmi}, blood pressure {pressure}, cholesterol {cholesterol}, "
-        "LDL {ldl}, HDL {hdl}, ratio {ratio}, triglycerides {triglycerides}, glucose {glucose}: "
-        "progression {progression}",
+        "LDL {ldl}, HDL {hdl}, ratio {ratio}, triglycerides {triglycerides}, glucose {glucose}. "
+        "The progression of the diabetes is {progression}",
         target="progression",
         rows=rows,
         numbers=names,
@@ -171,7 +171,8 @@ def diamonds() -> Dataset:
     return Dataset(
         about="price of diamonds, dollars; from carat, cut, colour and clarity",
         source="pydataset: ggplot2/diamonds",
-        template="A {carat} carat diamond, cut {cut}, colour {color}, clarity {clarity}: {price} dollars",
+        template="A {carat} carat diamond, cut {cut}, colour {color}, clarity {clarity}. "
+        "Its price in dollars is {price}",
         target="price",
         rows=_r_table("ggplot2/diamonds"),
         numbers=("carat",),
@@ -184,22 +185,9 @@ def occupations() -> Dataset:
     return Dataset(
         about="prestige of occupations, 0 to 100; from the name alone",
         source="pydataset: car/Prestige",
-        template="{name}: prestige {prestige}",
+        template="{name}. The prestige of this occupation is {prestige}",
         target="prestige",
         rows=_r_table("car/Prestige"),
-        texts=("name",),
-    )
-
-
-def occupations_and_income() -> Dataset:
-    """The same with what it pays."""
-    return Dataset(
-        about="prestige of occupations; from the name and the income",
-        source="pydataset: car/Prestige",
-        template="{name}, income {income} dollars: prestige {prestige}",
-        target="prestige",
-        rows=_r_table("car/Prestige"),
-        numbers=("income",),
         texts=("name",),
     )
 
@@ -209,22 +197,9 @@ def countries() -> Dataset:
     return Dataset(
         about="infant deaths per thousand births; from the country's name alone",
         source="pydataset: car/UN",
-        template="{name}: infant deaths per thousand births {infant}",
+        template="{name}. Its number of infant deaths per thousand births is {infant}",
         target="infant",
         rows=[row | {"infant": row["infant.mortality"]} for row in _r_table("car/UN")],
-        texts=("name",),
-    )
-
-
-def countries_and_income() -> Dataset:
-    """The same with the gross domestic product."""
-    return Dataset(
-        about="infant deaths per thousand births; from the country's name and its GDP per head",
-        source="pydataset: car/UN",
-        template="{name}, GDP {gdp} dollars per head: infant deaths per thousand births {infant}",
-        target="infant",
-        rows=[row | {"infant": row["infant.mortality"]} for row in _r_table("car/UN")],
-        numbers=("gdp",),
         texts=("name",),
     )
 
@@ -235,23 +210,9 @@ def airports() -> Dataset:
     return Dataset(
         about="longitude of American airports, degrees; from the names of airport and town",
         source="vega_datasets: airports.csv",
-        template="{name} airport, {city}: longitude {longitude}",
+        template="{name} airport, {city}. Its longitude in degrees is {longitude}",
         target="longitude",
         rows=rows,
-        texts=("name", "city"),
-    )
-
-
-def airports_and_state() -> Dataset:
-    """The same with the state, which says most of it."""
-    rows = [row for row in _csv(_vega("airports.csv")) if row["country"] == "USA"]
-    return Dataset(
-        about="longitude of American airports; from the names of airport, town and state",
-        source="vega_datasets: airports.csv",
-        template="{name} airport, {city}, {state}: longitude {longitude}",
-        target="longitude",
-        rows=rows,
-        words=("state",),
         texts=("name", "city"),
     )
 
@@ -266,7 +227,7 @@ def movies() -> Dataset:
     return Dataset(
         about="ratings of films, 1 to 10; from title, year, genre and length",
         source="pydataset: ggplot2/movies",
-        template="{title} ({year}), {genre}, {length} minutes: rating {rating}",
+        template="{title} ({year}), {genre}, {length} minutes. The film's rating is {rating}",
         target="rating",
         rows=named,
         numbers=("year", "length"),
@@ -281,7 +242,7 @@ def car_names() -> Dataset:
     return Dataset(
         about="fuel economy of cars, miles per gallon; from name and year",
         source="vega_datasets: cars.json",
-        template="{Name}, {year}: miles per gallon {Miles_per_Gallon}",
+        template="{Name}, {year}. Its fuel economy in miles per gallon is {Miles_per_Gallon}",
         target="Miles_per_Gallon",
         rows=[row | {"year": int(row["Year"][:4])} for row in rows],
         numbers=("year",),
@@ -294,7 +255,7 @@ def journals() -> Dataset:
     return Dataset(
         about="price of economics journals, dollars a year; from title, publisher, field, year and pages",
         source="pydataset: Ecdat/Journals",
-        template="{title}, {pub}, {field}, since {date1}, {pages} pages: library price {libprice}",
+        template="{title}, {pub}, {field}, since {date1}, {pages} pages. Its price in dollars is {libprice}",
         target="libprice",
         rows=_r_table("Ecdat/Journals"),
         numbers=("date1", "pages"),
@@ -303,40 +264,13 @@ def journals() -> Dataset:
     )
 
 
-def companies() -> Dataset:
-    """The largest companies of the world, without their balance sheets."""
-    return Dataset(
-        about="market value of companies, billion dollars; from name, country and business",
-        source="pydataset: HSAUR/Forbes2000",
-        template="{name}, {country}, {category}: market value in billion dollars {marketvalue}",
-        target="marketvalue",
-        rows=_r_table("HSAUR/Forbes2000"),
-        words=("country", "category"),
-        texts=("name",),
-    )
-
-
-def companies_and_sales() -> Dataset:
-    """The same with sales and profits."""
-    return Dataset(
-        about="market value of companies; from name, country, business, sales and profits",
-        source="pydataset: HSAUR/Forbes2000",
-        template="{name}, {country}, {category}, sales {sales} billion, profits {profits} billion: "
-        "market value in billion dollars {marketvalue}",
-        target="marketvalue",
-        rows=_r_table("HSAUR/Forbes2000"),
-        numbers=("sales", "profits"),
-        words=("country", "category"),
-        texts=("name",),
-    )
-
-
 def computers() -> Dataset:
     """Machines of the 1980s."""
     return Dataset(
         about="performance of computers; from name, cycle time, memory and cache",
         source="pydataset: MASS/cpus",
-        template="{name}, cycle {syct} ns, memory {mmin} to {mmax} kB, cache {cach}: performance {perf}",
+        template="{name}, cycle {syct} ns, memory {mmin} to {mmax} kB, cache {cach}. "
+        "Its performance is {perf}",
         target="perf",
         rows=_r_table("MASS/cpus"),
         numbers=("syct", "mmin", "mmax", "cach"),
@@ -350,15 +284,10 @@ TABLES: Mapping[str, Callable[[], Dataset]] = {
     "diamonds": diamonds,
     "car names": car_names,
     "occupations": occupations,
-    "occupations and income": occupations_and_income,
     "countries": countries,
-    "countries and income": countries_and_income,
     "airports": airports,
-    "airports and state": airports_and_state,
     "movies": movies,
     "journals": journals,
-    "companies": companies,
-    "companies and sales": companies_and_sales,
     "computers": computers,
 }
 

@@ -1,4 +1,4 @@
-"""Fifteen real tables: sentences and the default recipe, against learners on the columns.
+"""Ten real tables: sentences and the default recipe, against learners on the columns.
 
 Each table is split five times, four fifths to train on. Ours is the default recipe of ``causal-qwen train``,
 intervals included, and nothing of it is chosen for a table but its sentence. The others (`peers`) get the

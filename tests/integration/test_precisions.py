@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 CARS = "package:vega_datasets/_data/cars.json"
 TEMPLATE = (
     "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
-    "{Weight_in_lbs} pounds, {Acceleration} seconds: {Miles_per_Gallon}"
+    "{Weight_in_lbs} pounds, {Acceleration} seconds. "
+    "Its fuel economy in miles per gallon is {Miles_per_Gallon}"
 )
 READING = Reading(TEMPLATE, "Miles_per_Gallon")
 BASES = ("embedded", "off its grid")

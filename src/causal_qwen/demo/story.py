@@ -65,7 +65,8 @@ TARGET = "Miles_per_Gallon"
 COLUMNS = ("Cylinders", "Displacement", "Horsepower", "Weight_in_lbs", "Acceleration")
 TEMPLATE = (
     "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
-    "{Weight_in_lbs} pounds, {Acceleration} seconds: {Miles_per_Gallon}"
+    "{Weight_in_lbs} pounds, {Acceleration} seconds. "
+    "Its fuel economy in miles per gallon is {Miles_per_Gallon}"
 )
 SENTENCE = Template(TEMPLATE, TARGET)
 TEST_ROWS = 48
