@@ -58,6 +58,9 @@ class CausalFields(SavedWithModule):
             are made; None for the Cauchy quantiles themselves.
         conformal_folds: The fold that each of these scores was left out with, where the number head was
             solved with folds (CV+); None for numbers set aside (split conformal).
+        conformal_edges: Sorted loc_Y that divide numbers into groups, each with intervals of its own scores
+            (Mondrian); None for one group.
+        conformal_groups: The group that each score belongs to, 0 below the first edge.
         number_folds: K, how many heads were solved without a fold.
         number_support: Directions of the features that the number head was solved on; 0 for none.
         value_range: Smallest and largest training number; None before training.
@@ -107,6 +110,8 @@ class CausalFields(SavedWithModule):
     value_spread: float | int = 1.0
     conformal_scores: list[float | int] | None = None
     conformal_folds: list[int] | None = None
+    conformal_edges: list[float | int] | None = None
+    conformal_groups: list[int] | None = None
     number_folds: int = 0
     number_support: int = 0
     value_range: list[float | int] | None = None
@@ -151,6 +156,12 @@ class CausalFields(SavedWithModule):
             raise ValueError(
                 f"conformal_folds begin {folds[:3]}; one fold below number_folds ({self.number_folds}) "
                 "belongs to each of the conformal_scores"
+            )
+        edges, groups = self.conformal_edges, self.conformal_groups
+        if edges is not None and not _are_edges(edges, groups, len(scores or ())):
+            raise ValueError(
+                f"conformal_edges are {edges!r:.40} and conformal_groups begin {(groups or [])[:3]}; edges "
+                "are sorted, one group belongs to each of the conformal_scores, and every group has one"
             )
         limits = self.value_range
         if limits is not None and not (len(limits) == 2 and -math.inf < limits[0] <= limits[1] < math.inf):
@@ -198,3 +209,14 @@ def _are_scores(scores: list[float | int]) -> bool:
 
 def _are_folds(folds: list[int], count: int, number: int) -> bool:
     return len(folds) == count and all(isinstance(fold, int) and 0 <= fold < number for fold in folds)
+
+
+def _are_edges(edges: list[float | int], groups: list[int] | None, count: int) -> bool:
+    """Sorted, with a group for each of ``count`` scores and no group without one."""
+    sorted_edges = bool(edges) and all(map(math.isfinite, edges)) and edges == sorted(edges)
+    return (
+        sorted_edges
+        and groups is not None
+        and len(groups) == count
+        and set(groups) == set(range(len(edges) + 1))
+    )

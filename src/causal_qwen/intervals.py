@@ -4,7 +4,7 @@ The law's own interval is loc_Y ± tan(π·level/2)·scale_Y. A conformal map re
 standardised residuals r = |g(v) − loc_Y|/scale_Y that no fit had seen: numbers set aside (split conformal: a
 quantile of them), or each training number under a head that was solved without its fold (CV+: quantiles of
 that head's loc_Y ± r·scale_Y). Whatever the law gets wrong, the interval then covers a new, exchangeable
-number.
+number. Numbers may be divided into groups by their loc_Y, each with the residuals of its own (Mondrian).
 
 A row beyond what training has seen is not exchangeable: its interval is the law's, widened by its leverage.
 This module knows the laws; it does not know models, nor where residuals come from.
@@ -132,14 +132,8 @@ def report(
 ) -> Numbers:
     """`read_numbers` of numbers Y (...) whose loc_Y by fold (..., K) and leverage (...) are known."""
     space = ValueSpace(config.value_space, config.value_center, config.value_spread)
-    scores, folds = config.conformal_scores, config.conformal_folds
     law = interval(Y, level)
-    if raw or not scores:
-        ends = law
-    elif folds is None:
-        ends = interval(Y, level, scores)
-    else:
-        ends = cv_plus(Y, fold_locs, level, scores, folds)
+    ends = law if raw or not config.conformal_scores else _calibrated(config, Y, fold_locs, level)
     median, limits = space.decode(Y.loc), config.value_range
     if limits is None or reach is None:
         return Numbers(median, space.decode(ends[0]), space.decode(ends[1]), None)
@@ -150,6 +144,25 @@ def report(
     low, high = farthest(limits)
     median, lower, upper = (column.clamp(low, high) for column in (median, lower, upper))
     return Numbers(median, lower, upper, extrapolates)
+
+
+def _calibrated(config: Any, Y: Cauchy, fold_locs: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Ends of the conformal intervals of numbers Y (...), those of each group by its own scores."""
+    scores, folds, edges = config.conformal_scores, config.conformal_folds, config.conformal_edges
+    if edges is None:
+        return interval(Y, level, scores) if folds is None else cv_plus(Y, fold_locs, level, scores, folds)
+    lower, upper = (torch.empty_like(Y.loc, dtype=torch.float64) for _ in range(2))
+    group = torch.bucketize(Y.loc.double(), torch.tensor(edges, dtype=torch.float64, device=Y.loc.device))
+    for index in range(len(edges) + 1):
+        at = group == index
+        own = [place for place, of in enumerate(config.conformal_groups) if of == index]
+        own_scores = [scores[place] for place in own]
+        if folds is None:
+            ends = interval(Y[at], level, own_scores)
+        else:
+            ends = cv_plus(Y[at], fold_locs[at], level, own_scores, [folds[place] for place in own])
+        lower[at], upper[at] = (end.double() for end in ends)
+    return lower, upper
 
 
 def farthest(limits: Sequence[float]) -> tuple[float, float]:
@@ -163,10 +176,11 @@ def interval_kind(config: Any) -> str:
     """How a model's intervals are calibrated, in a phrase."""
     if config.conformal_scores is None:
         return "quantiles of the Cauchy law"
-    count = len(config.conformal_scores)
+    count, edges = len(config.conformal_scores), config.conformal_edges
+    groups = "" if edges is None else f", in {len(edges) + 1} groups by what is predicted"
     if config.conformal_folds is None:
-        return f"split conformal, from {count} numbers set aside"
-    return f"CV+, from {count} training numbers, each by a head solved without it"
+        return f"split conformal, from {count} numbers set aside{groups}"
+    return f"CV+, from {count} training numbers, each by a head solved without it{groups}"
 
 
 def _rank(level: float, count: int) -> int:

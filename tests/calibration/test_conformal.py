@@ -75,7 +75,7 @@ def test_coverage_is_valid_in_finite_samples(level):
     scores = standardised_residuals(Y, y)
     covered, covered_raw = [], []
     for row in range(splits):
-        ordered, _ = keep_scores(scores[row, :calibration])
+        ordered = keep_scores(scores[row, :calibration]).scores
         lower, upper = interval(Y[row, calibration:], level, ordered)
         covered.append(((lower <= y[row, calibration:]) & (y[row, calibration:] <= upper)).double().mean())
         raw_lower, raw_upper = Y[row, calibration:].interval(level)
@@ -94,7 +94,7 @@ def test_a_subsample_is_still_valid():
     covered = []
     for seed in range(200):
         scores = torch.rand(5000, generator=rng).double()
-        subsample, _ = keep_scores(scores, seed=seed)
+        subsample = keep_scores(scores, seed=seed).scores
         assert len(subsample) == MOST_SCORES
         assert subsample == sorted(subsample)
         covered.append(multiple(0.9, subsample))  # of uniform scores, the multiple is its own coverage

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from causal_qwen import convert
-from causal_qwen.cli.models import LARGEST_SHIFT
+from causal_qwen.calibration.conformal import LARGEST_SHIFT
 from causal_qwen.conversion import load_model
 from causal_qwen.data import BadRows, Reading, labelled_batches, read_rows
 from causal_qwen.decoder import Engine

@@ -6,12 +6,12 @@
 | words | the width of scale_S and C again | rows that training did not use, after it |
 | gain | κ again | rows that training did not use, after it |
 | number_head | value space, w, b_Y, β_Y, folds, support, range; <NUM>, end in W, b, C | training rows |
-| conformal | conformal_scores | rows that training did not use, after it; with folds, by number_head |
+| conformal | conformal_… | rows that training did not use, after it; with folds, by number_head |
 
 It does not know where models and rows come from, nor metrics.
 """
 
-from causal_qwen.calibration.conformal import fit_conformal
+from causal_qwen.calibration.conformal import fit_conformal, give_up_where_moved
 from causal_qwen.calibration.corrections import Calibration, calibrate
 from causal_qwen.calibration.gain import recalibrate_gain
 from causal_qwen.calibration.number_head import (
@@ -34,6 +34,7 @@ __all__ = [
     "WordFit",
     "calibrate",
     "fit_conformal",
+    "give_up_where_moved",
     "number_data",
     "place_end_token",
     "place_num_token",

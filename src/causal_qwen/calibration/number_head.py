@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.calibration.cauchy_regression import CauchyRegression, cauchy_regression
-from causal_qwen.calibration.conformal import keep_scores
+from causal_qwen.calibration.conformal import Scores, keep_scores
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM, shifted
 from causal_qwen.decoder.engine import Engine
@@ -99,7 +99,8 @@ def wake_numbers(model: CausalLM) -> None:
 def forget_numbers(model: CausalLM) -> None:
     """Drop intervals and support, which belong to the head as it was."""
     config, action = model.config, model.action
-    config.conformal_scores = config.conformal_folds = config.value_range = config.precision_shifts = None
+    Scores().keep_in(config)
+    config.value_range = config.precision_shifts = None
     config.number_folds = config.number_support = 0
     size, device = action.fold_slopes.shape[1], action.fold_slopes.device
     action.keep_folds(torch.zeros(0, size, device=device), torch.zeros(0, device=device))
@@ -209,7 +210,12 @@ def _features(model: CausalLM, inputs: Mapping[str, Tensor], backbone: Any = Non
 
 @torch.no_grad()
 def solve_numbers(
-    model: CausalLM, data: NumberData, *, errors: Mapping[str, Tensor] | None = None, left_out: bool
+    model: CausalLM,
+    data: NumberData,
+    *,
+    errors: Mapping[str, Tensor] | None = None,
+    left_out: bool,
+    groups: int = 1,
 ) -> CauchyRegression | None:
     """Set w, b_Y and β_Y to the likeliest, and what was seen: the support and range of the training numbers.
 
@@ -220,6 +226,7 @@ def solve_numbers(
             what bfloat16 and int8 change, and the configuration keeps by how much a number still moves.
         left_out: Whether intervals come from the residuals of left-out rows (CV+). They are honest where the
             features know nothing of the labels: a backbone that was trained on these rows does.
+        groups: Of intervals with residuals of their own, as for `keep_scores`.
 
     Returns:
         The fit; None, and nothing changed but what was seen forgotten, with fewer than 16 numbers or where
@@ -251,7 +258,8 @@ def solve_numbers(
         action.keep_folds(fit.fold_slopes, fit.fold_intercepts)
         config.number_folds = len(fit.fold_slopes)
         scores = fit.left_out.abs() / action.numbers(data.U).scale.double()
-        config.conformal_scores, config.conformal_folds = keep_scores(scores.cpu(), fit.fold.cpu())
+        locs = (target - fit.left_out).cpu()
+        keep_scores(scores.cpu(), fit.fold.cpu(), locs=locs, groups=groups).keep_in(config)
     logger.info("numbers: median error %.3f spreads, left out", float(fit.left_out.abs().median()))
     return fit
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["MODEL_HELP", "Precision", "load", "load_on", "load_speaker"]
 
 Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
-# Of a number in another precision, in widths of its 90% interval: what is less does not matter.
-LARGEST_SHIFT = 0.1
 MODEL_HELP = "A converted directory, or a source such as smollm2, which is converted in memory."
 
 
@@ -51,24 +49,17 @@ def load_on(
             "or --engine transformers"
         )
     loaded, processor = load(model, device=device, dtype="float32" if integers else dtype)
-    _judge(loaded, integers or str(loaded.dtype).removeprefix("torch."))
+    if integers:
+        from causal_qwen.calibration import give_up_where_moved
+
+        moved = give_up_where_moved(loaded.config, integers)
+        if moved:
+            note(moved)
     if engine == "transformers":
         return loaded, processor, None
     from causal_qwen.decoder import Engine
 
     return loaded, processor, Engine.from_model(loaded, precision=integers, tell=note)
-
-
-def _judge(model: CausalLM, precision: str) -> None:
-    """Say so where a precision moves the numbers, and give up their calibration."""
-    config = model.config
-    shift = (config.precision_shifts or {}).get(precision, 0.0)
-    if shift > LARGEST_SHIFT and config.conformal_scores is not None:
-        config.conformal_scores = config.conformal_folds = None
-        note(
-            f"in {precision} this model's numbers move by {shift:.2g} widths of their 90% interval: "
-            "intervals are those of the Cauchy law, not calibrated; --dtype float32 has those of training"
-        )
 
 
 def load_speaker(model: str, *, device: str | None, dtype: Precision, engine: str) -> Speaker:

@@ -106,7 +106,7 @@ def _describe_causal(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
             name: config[name]
             for name in ("num_token_id", "numeric_encoding", "value_space", "value_center", "value_spread")
         },
-        "intervals": _intervals(config["conformal_scores"], config.get("conformal_folds")),
+        "intervals": _intervals(config),
     }
 
 
@@ -170,8 +170,10 @@ def _constants(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return found
 
 
-def _intervals(scores: list[float] | None, folds: list[int] | None) -> dict[str, Any]:
+def _intervals(config: dict[str, Any]) -> dict[str, Any]:
     """How intervals of numbers are made, and up to which level they are calibrated."""
+    scores, folds = config["conformal_scores"], config.get("conformal_folds")
+    groups = config.get("conformal_groups")
     if not scores:
         return {
             "calibrated": False,
@@ -183,8 +185,13 @@ def _intervals(scores: list[float] | None, folds: list[int] | None) -> dict[str,
         "method": f"{'split conformal' if folds is None else 'CV+'}: they cover what they say, on data like "
         "that of training",
         "numbers set aside" if folds is None else "numbers left out in turn": count,
-        "covers levels up to": count / (count + 1),
+        **({"groups by what is predicted": max(groups) + 1} if groups else {}),
+        "covers levels up to": _highest(min(Counter(groups).values()) if groups else count),
     }
+
+
+def _highest(count: int) -> float:
+    return count / (count + 1)
 
 
 def _precision(headers: Iterable[TensorHeader]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoConfig
 
+from causal_qwen.calibration import give_up_where_moved
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.assembly import load_weights
 from causal_qwen.conversion.checkpoints import CAUSAL, guarded, locate, read_checkpoint, read_config
@@ -18,6 +20,8 @@ from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["check_device", "load_model", "load_processor"]
+
+logger = logging.getLogger(__name__)
 
 PROCESSOR_FILE = "processor_config.json"
 
@@ -45,6 +49,9 @@ def load_model(
     name = str(source)
     if read_config(name)["model_type"] in CAUSAL:
         model, processor = _load_converted(name, dtype)
+        moved = give_up_where_moved(model.config, str(model.dtype).removeprefix("torch."))
+        if moved:
+            logger.warning(moved)
     else:
         conversion = convert(source, dtype=dtype, seed=seed)
         model, processor = conversion.model, conversion.processor

@@ -114,6 +114,8 @@ class TrainingRecipe:
             trained but solved for on the latest features (methods "full" and "lora").
         precision_proof: Whether the number head leaves alone what bfloat16 and int8 change in the features,
             which is measured on 32 rows.
+        interval_groups: Groups of numbers, divided by what is predicted, that have calibrated intervals of
+            their own; as many as have 20 numbers each.
         refit_words: Whether the width of scale_S and a common shift of C are solved for once more when
             training ends, for running text: rows whose every label is certain would make scales vanish.
         early_stopping: Evaluations without improvement after which to stop; 0 never stops.
@@ -177,6 +179,7 @@ class TrainingRecipe:
     value_space: Literal["log", "linear"] = "log"
     solve_steps: int = validated_field(COUNT, default=2)
     precision_proof: bool = True
+    interval_groups: int = validated_field(COUNT, default=1)
     refit_words: bool = False
     early_stopping: int = validated_field(NOT_NEGATIVE, default=0)
     eval_steps: int = validated_field(NOT_NEGATIVE, default=0)

@@ -43,7 +43,8 @@ def solve(
     """
     data = number_data(model, batches(parts.sample)) if features is None else features.number_data(model)
     errors = rounding_errors(model, batches(parts.sample[:NOISE_ROWS])) if recipe.precision_proof else None
-    solve_numbers(model, data, errors=errors, left_out=features is not None)
+    frozen = features is not None
+    solve_numbers(model, data, errors=errors, left_out=frozen, groups=recipe.interval_groups)
     return data
 
 
@@ -71,4 +72,5 @@ def calibrate(
             place_end_token(model, parts.eos_token_id, data, batches(parts.sample[:NOISE_ROWS]))
     recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
     if parts.calibration:
-        fit_conformal(model, batches(parts.calibration), seed=recipe.seed)
+        rows = batches(parts.calibration)
+        fit_conformal(model, rows, groups=recipe.interval_groups, seed=recipe.seed)
