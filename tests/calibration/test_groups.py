@@ -79,13 +79,9 @@ def test_groups_that_would_be_too_small_are_fewer(caplog):
 def test_a_configuration_refuses_groups_that_do_not_fit():
     kept = keep_scores(torch.rand(60), locs=torch.randn(60), groups=2)
     configured(kept)
-    for wrong in (
-        kept._replace(groups=None),
-        kept._replace(groups=[0] * 60),
-        kept._replace(edges=[2.0, 1.0]),
-    ):
+    for change in ({"groups": None}, {"groups": [0] * 60}, {"edges": [2.0, 1.0]}):
         with pytest.raises(ValueError, match="conformal_edges"):
-            configured(wrong)
+            configured(kept._replace(**change))
 
 
 def test_a_precision_that_moves_numbers_costs_the_calibration():
