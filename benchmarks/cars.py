@@ -29,14 +29,11 @@ import numpy as np
 import torch
 
 import peers
-from causal_qwen.calibration import NumberData, rounding_errors, set_value_space, solve_numbers
-from causal_qwen.conversion import load_base, load_model
-from causal_qwen.data import BadRows, Collator, Encoder, Reading, Template, batches_of, read_rows
-from causal_qwen.intervals import read_numbers
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.conversion import load_base
+from causal_qwen.data import BadRows, Reading, Template, read_rows
 from causal_qwen.training import TrainingRecipe, train
-from causal_qwen.training.features import cache_features
 from causal_qwen.training.preparation import split
+from frozen import Frozen
 from measure import BASE, Option, Record, Table, run_benchmark, watched
 from table_data import load
 
@@ -75,41 +72,24 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"medians": medians, "runs": runs, "splits": over_splits(arguments)}
 
 
-@torch.no_grad()
 def over_splits(arguments: argparse.Namespace) -> dict[str, Any]:
     """The head's and boosting's errors and intervals, on each split."""
     recipe = TrainingRecipe.from_yaml(CONFIG, output="unused", model=arguments.base)
     rows = usable_rows(recipe)
-    model, converted = load_model(arguments.base)
-    processor = CausalQwen2Processor(converted.tokenizer, numbers="written")
-    encoded = list(Encoder(processor, Reading(recipe.template, recipe.target)).rows(rows, BadRows()))
-    collator = Collator.of(processor)
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "features"
-        cached = cache_features(model, encoded, collator, batch_size=recipe.batch_size, file=file)
-        data = cached.number_data(model)
-    # Of rows that every split would draw alike: what rounding does has little to do with which they are.
-    errors = rounding_errors(model, batches_of(encoded[:32], collator, recipe.batch_size))
+    assert isinstance(recipe.template, str)
+    assert recipe.target is not None
+    frozen = Frozen(arguments.base, rows, recipe.template, recipe.target)
     table = load(("cars",))["cars"]
     found: dict[str, list[dict[str, float]]] = {"values": [], "boosting": []}
     for seed in watched(range(arguments.splits), "splits"):
         test, _, rest = split(len(rows), dataclasses.replace(recipe, seed=seed))
         truth = targets(rows, test)
-        part = _part(data, rest)
-        set_value_space(model, "log", part.values)
-        solve_numbers(model, part, errors=errors, left_out=True)
-        asked = _part(data, test).U
-        numbers = read_numbers(model.action, model.config, asked, model.action.numbers(asked), 0.9)
-        found["values"].append(_held(*(column.numpy() for column in numbers[:3]), truth))
+        ours = frozen.solve(rest, test)
+        found["values"].append(_held(ours.median, *ours.ends[0.9], truth))
         columns = [row | {"year": int(row["Year"][:4])} for row in rows]
         other = peers.boosting(table, [columns[i] for i in rest], [columns[i] for i in test])
         found["boosting"].append(_held(other.median, *other.ends[0.9], truth))
     return {arm: _summary(runs) for arm, runs in found.items()}
-
-
-def _part(data: NumberData, chosen: list[int]) -> NumberData:
-    """Some rows, each of which has one number."""
-    return dataclasses.replace(data, U=data.U[chosen], U0=data.U0[chosen], values=data.values[chosen])
 
 
 def _held(median: Any, lower: Any, upper: Any, truth: np.ndarray[Any, Any]) -> dict[str, float]:

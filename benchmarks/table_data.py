@@ -62,10 +62,15 @@ class Dataset:
 
     def split(self, seed: int) -> tuple[list[Row], list[Row]]:
         """Rows to train on, and rows to test on."""
+        train, test = self.split_indices(seed)
+        return [self.rows[i] for i in train], [self.rows[i] for i in test]
+
+    def split_indices(self, seed: int) -> tuple[list[int], list[int]]:
+        """The same by index."""
         order = list(range(len(self.rows)))
         random.Random(seed).shuffle(order)
         test = round(len(order) * TEST_SHARE)
-        return [self.rows[i] for i in order[test:]], [self.rows[i] for i in order[:test]]
+        return order[test:], order[:test]
 
     def with_wrong_labels(self, rows: list[Row], share: float, seed: int) -> list[Row]:
         """A share of the labels is drawn anew, uniformly between the smallest and ten times the largest."""

@@ -16,7 +16,7 @@ from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-NO_SCRIPT = {"measure", "peers", "render", "table_data"}
+NO_SCRIPT = {"frozen", "measure", "peers", "render", "table_data"}
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 SETTINGS = {"causal rho=0.2", "softmax T=1.0", "causal floor=0.0"}

@@ -26,6 +26,7 @@ def render(monkeypatch):
     return importlib.import_module("render")
 
 
+HELPERS = {"frozen", "measure", "peers", "render", "table_data"}
 # They take an hour or more, and the page says that they have not been run.
 UNPUBLISHED = {"outliers", "tables", "tuning_tables", "words"}
 
@@ -54,7 +55,7 @@ def test_every_file_is_published_and_every_benchmark_has_one():
     published = {name for region in REGIONS for name in region.values[0][2].split()}
     files = {file.stem for file in (BENCHMARKS / "results").glob("*.json")}
     assert files <= published, "a file that no page shows"
-    scripts = {file.stem for file in BENCHMARKS.glob("*.py")} - {"measure", "peers", "render", "table_data"}
+    scripts = {file.stem for file in BENCHMARKS.glob("*.py")} - HELPERS
     assert {name.partition(".")[0] for name in published} == scripts - UNPUBLISHED
     unpublished = (
         (BENCHMARKS.parent / "docs/results.md").read_text(encoding="utf-8").partition("## Not yet")[2]
