@@ -73,4 +73,5 @@ class Frozen:
     def _part(self, chosen: Sequence[int]) -> NumberData:
         """Some rows, each of which has one number."""
         data, index = self.data, list(chosen)
-        return dataclasses.replace(data, U=data.U[index], U0=data.U0[index], values=data.values[index])
+        columns = {name: getattr(data, name)[index] for name in ("U", "U0", "values", "rows")}
+        return dataclasses.replace(data, **columns)

@@ -163,7 +163,7 @@ def tables(record: Record) -> list[Table]:
         for arm, label in ARMS.items()
     ]
     growth = ["growth at 30%"] if has_growth else []
-    title = f"Median absolute error by share of wrong training labels, mean of {_splits(record)}"
+    title = f"Median absolute error by share of wrong training labels, {_splits(record)}"
     widths = [(name, *(_text(value) for value in entry["width_90"])) for name, entry in found.items()]
     return [
         Table(title, ("table", *shares, *growth), rows),
@@ -174,7 +174,7 @@ def tables(record: Record) -> list[Table]:
 
 def _splits(record: Record) -> str:
     count = record.options["splits"]
-    return f"{count} split{'s' * (count > 1)}"
+    return "one split" if count == 1 else f"mean of {count} splits"
 
 
 def _text(value: float) -> str:
@@ -216,7 +216,7 @@ def draw(record: Record, file: Path) -> None:
     for axes in panels[len(found) :]:
         axes.set_axis_off()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ARMS))
-    figure.suptitle(f"What wrong labels do, mean of {_splits(record)}")
+    figure.suptitle(f"What wrong labels do, {_splits(record)}")
     figure.savefig(file, dpi=130)
 
 

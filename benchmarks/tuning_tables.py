@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from causal_qwen.figures import BLUE, GREY, ORANGE, new_figure
 from measure import BASE, Option, Record, Table, run_benchmark
 from table_data import load
 from tuning import compare, comparison
@@ -33,9 +31,7 @@ OPTIONS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Tune on every table, and print errors before and after."""
-    run_benchmark(
-        __file__, __doc__, OPTIONS, figures, tables, quick="one table, a few steps", argv=argv, picture=draw
-    )
+    run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="one table, a few steps", argv=argv)
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -57,18 +53,6 @@ def headlines(record: Record) -> list[tuple[str, str]]:
     better = sum(run["change"] < 0 for run in record.figures.values())
     what = "small tables on which two epochs of tuning lower the median error, one split each"
     return [(what, f"{better} of {len(record.figures)}")]
-
-
-def draw(record: Record, path: Path) -> None:
-    """The number loss over steps."""
-    figure, (axes,) = new_figure((7, 4))
-    for index, (name, run) in enumerate(record.figures.items()):
-        color, style = (BLUE, ORANGE, GREY)[index % 3], ("-", "--", ":")[index // 3 % 3]
-        axes.plot(*zip(*run["curve"], strict=True), color=color, linestyle=style, label=name)
-    axes.set(title="tables", xlabel="step", ylabel="number loss, nats")
-    axes.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

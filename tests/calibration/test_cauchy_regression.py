@@ -164,3 +164,29 @@ def test_refuses_what_is_not_finite(bad):
         cauchy_regression(torch.randn(10, 2), torch.tensor([bad, *[0.0] * 9]))
     with pytest.raises(ValueError, match="at least 3"):
         cauchy_regression(torch.randn(2, 2), torch.zeros(2))
+
+
+def test_groups_are_left_out_whole():
+    x, y, *_ = line(120, 8, noise=0.05, seed=0)
+    groups = torch.arange(120) // 4
+    fit = cauchy_regression(x, y, strengths=[0.01], groups=groups, folds=5)
+    folds = fit.fold.reshape(30, 4)
+    assert (folds == folds[:, :1]).all()
+    assert fit.fold.unique().tolist() == list(range(5))
+
+
+def test_copies_of_a_row_do_not_vouch_for_each_other():
+    """Labels that say nothing, each row four times: only a fold that leaves out all four sees that."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 100, generator=generator).repeat(4, 1)
+    y = torch.randn(60, generator=generator).repeat(4)
+    apart, together = (
+        cauchy_regression(x, y, strengths=[1e-3], groups=groups, folds=10)
+        for groups in (None, torch.arange(60).repeat(4))
+    )
+    assert apart.left_out.abs().median() < 0.5 * together.left_out.abs().median()
+
+
+def test_two_groups_are_too_few_for_folds():
+    x, y, *_ = line(40, 4, noise=0.05, seed=0)
+    assert len(cauchy_regression(x, y, groups=torch.arange(40) // 20).fold) == 0

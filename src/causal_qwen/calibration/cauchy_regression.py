@@ -62,6 +62,7 @@ def cauchy_regression(
     strengths: Sequence[float] = STRENGTHS,
     noise: Tensor | None = None,
     residuals: Tensor | None = None,
+    groups: Tensor | None = None,
     folds: int | None = None,
     seed: int = 0,
 ) -> CauchyRegression:
@@ -77,6 +78,8 @@ def cauchy_regression(
             amounts to.
         residuals: (N,) of a line to begin with, which saves iterations where it is near; None begins with the
             median of the target.
+        groups: (N,) of which group each row is, from 0. A fold leaves out whole groups: numbers of one text
+            know of each other, and would make a line look better than it is on another text.
         folds: How many; None makes ten to choose the ridge and forty under it, as far as there are rows;
             where there are more than ten rows per feature, none and ten. 0 takes residuals in closed form.
         seed: Of the folds.
@@ -94,9 +97,13 @@ def cauchy_regression(
     final = folds or 0
     if folds is None:
         folds, final = (FOLDS, FINAL_FOLDS) if count <= ROWS_PER_FEATURE * width else (0, FOLDS)
-    folds, final = min(folds, count), min(final, count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    fold, final_fold = ((torch.arange(count) % max(many, 1))[order].to(y.device) for many in (folds, final))
+    groups = torch.arange(count) if groups is None else groups.cpu()
+    apart = int(groups.max()) + 1
+    folds, final = (many if apart >= max(many, 3) else apart * (apart >= 3) for many in (folds, final))
+    order = torch.randperm(apart, generator=torch.Generator().manual_seed(seed))
+    fold, final_fold = (
+        (torch.arange(apart) % max(many, 1))[order][groups].to(y.device) for many in (folds, final)
+    )
     if float(y.min()) == float(y.max()):
         return _flat(y, width, strengths[0], final_fold, final)
     everything: _Problem

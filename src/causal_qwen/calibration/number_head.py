@@ -63,17 +63,20 @@ class NumberData:
     U: Cauchy  # (N, D), U'
     U0: Cauchy  # (N,)
     values: Tensor  # (N,) the numbers, float64
+    rows: Tensor  # (N,) the row that each stands in, from 0
     U_elsewhere: Cauchy  # (M, D), U'
     U0_elsewhere: Cauchy  # (M,)
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: CausalLM, before: Tensor, values: Tensor, elsewhere: Tensor) -> NumberData:
-        """From features z: (N, H) before numbers, (N,) those numbers, and (M, H) elsewhere."""
+    def of(
+        cls, model: CausalLM, before: Tensor, values: Tensor, rows: Tensor, elsewhere: Tensor
+    ) -> NumberData:
+        """From features z: (N, H) before numbers, (N,) those numbers and their rows, and (M, H) elsewhere."""
         U, U0 = model.abduction(before.to(model.device))
         other, other0 = model.abduction(elsewhere.to(model.device))
         action = model.action
-        return cls(action.exogenous(U), U0, values.double(), action.exogenous(other), other0)
+        return cls(action.exogenous(U), U0, values.double(), rows, action.exogenous(other), other0)
 
 
 def set_value_space(model: CausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
@@ -112,22 +115,25 @@ def number_data(model: CausalLM, batches: Batches) -> NumberData:
     """Run the model over labelled rows, and keep what the number head is solved on."""
     was_training = model.training
     model.eval()
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, ...]] = []
+    count = 0
     for batch in batches:
         inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
         before, elsewhere = positions_of(inputs, model.config)
         values = inputs.get("labels_values", inputs.get("numeric_values"))
         values = torch.zeros_like(inputs["input_ids"]) if values is None else values
         states = _features(model, inputs)  # (B, T, H)
-        parts.append((states[before], shifted(values.double(), 0.0)[before], states[elsewhere]))
+        rows = count + before.nonzero()[:, 0].cpu()
+        parts.append((states[before], shifted(values.double(), 0.0)[before], rows, states[elsewhere]))
+        count += len(before)
         if sum(len(part[1]) for part in parts) >= MOST_NUMBERS:
             break
     model.train(was_training)
     if not parts:
         nothing = torch.empty(0, model.config.hidden_size)
-        return NumberData.of(model, nothing, torch.empty(0), nothing)
-    before_z, values, elsewhere_z = (torch.cat(column) for column in zip(*parts, strict=True))
-    return NumberData.of(model, before_z, values, evenly(elsewhere_z, MOST_ELSEWHERE))
+        return NumberData.of(model, nothing, torch.empty(0), torch.empty(0, dtype=torch.long), nothing)
+    before_z, values, rows, elsewhere_z = (torch.cat(column) for column in zip(*parts, strict=True))
+    return NumberData.of(model, before_z, values, rows, evenly(elsewhere_z, MOST_ELSEWHERE))
 
 
 def positions_of(inputs: Mapping[str, Tensor], config: Any) -> tuple[Tensor, Tensor]:
@@ -240,7 +246,7 @@ def solve_numbers(
         return None
     rounding = [errors[name] for name in SURVIVED if name in errors] if errors else []
     noise = sum((error.T @ error / len(error) for error in rounding), torch.zeros(())) if rounding else None
-    fit = cauchy_regression(data.U.loc, target, noise=noise)
+    fit = cauchy_regression(data.U.loc, target, noise=noise, groups=data.rows.unique(return_inverse=True)[1])
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
     action.number_noise.zero_()

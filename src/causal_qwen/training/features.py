@@ -40,7 +40,8 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
         """What the number head is solved on."""
         before = self.labels == model.config.num_token_id
         features = torch.from_numpy(np.asarray(self.hidden_states)[before.numpy()])
-        return NumberData.of(model, features, self.values[before], self.elsewhere)
+        rows = torch.arange(len(self)).repeat_interleave(torch.tensor(self.bounds).diff())
+        return NumberData.of(model, features, self.values[before], rows[before], self.elsewhere)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         part = slice(self.bounds[index], self.bounds[index + 1])
