@@ -55,8 +55,8 @@ LABELS = {
     "values_coverage_90": "share of 90% intervals that hold",
     "values_coverage_90_raw": "… of the law before calibration",
     "values_width_90_median": "their median width, miles per gallon",
-    "values_seconds": "seconds of training",
-    "values_total_seconds": "… with conversion, calibration and evaluation",
+    "values_total_seconds": "seconds, with conversion, calibration and evaluation",
+    "digits_steps": "steps of digits as text in its seconds",
 }
 
 

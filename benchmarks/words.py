@@ -47,7 +47,7 @@ OPTIONS = {
     "length": Option("tokens per sequence", 96, smoke=20, quick=32),
     "held_out": Option("batches that are measured", 16, smoke=2, quick=2),
     "bound": Option("of the bounded gradient", 0.2, smoke=0.2),
-    "learning_rate": Option("of the backbone", 3e-5, smoke=3e-5),
+    "learning_rate": Option("of the backbone", 1e-4, smoke=1e-4),
     "heads_learning_rate": Option("of biases, thresholds and scales", 1e-3, smoke=1e-3),
 }
 
@@ -196,10 +196,14 @@ def tables(record: Record) -> list[Table]:
             ("bound of the gradient", "cosine"),
             [
                 ("none" if bound == "None" else bound, f"{cosine:.2f}")
-                for bound, cosine in record.figures["agreement"].items()
+                for bound, cosine in sorted(record.figures["agreement"].items(), key=_size)
             ],
         ),
     ]
+
+
+def _size(entry: tuple[str, float]) -> float:
+    return -math.inf if entry[0] == "None" else -float(entry[0])
 
 
 if __name__ == "__main__":
