@@ -326,10 +326,8 @@ def _text(name: str, value: float) -> str:
 def headlines(record: Record) -> list[tuple[str, str]]:
     """Errors beside each other, and what the intervals hold."""
     runs, medians = record.figures["runs"], record.figures["medians"]
-    errors = "; ".join(
-        f"{medians[f'{name}_mdae']:.1f}" for name in ("values", "digits", "constant", "boosting")
-    )
-    who = "numbers; digits as text; training median; boosting"
+    errors = "; ".join(f"{medians[f'{name}_mdae']:.1f}" for name in ("values", "constant", "boosting"))
+    who = "numbers; training median; boosting"
     splits = record.figures["splits"]["values"]
     return [
         (
