@@ -42,7 +42,7 @@ COLUMNS = ("Cylinders", "Displacement", "Horsepower", "Weight_in_lbs", "Accelera
 OPTIONS = {
     "base": BASE,
     "seeds": Option("of the splits that are trained on from the beginning", (0,), smoke=(0,)),
-    "splits": Option("on which the head is solved", 20, smoke=1, quick=2),
+    "splits": Option("on which the head is solved", 20, smoke=2, quick=2),
     "seconds": Option("least training time of digits as text", 120.0, smoke=0.0, quick=0.0),
     "digits_learning_rate": Option("of digits as text", 1e-4, smoke=1e-4),
 }

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from causal_qwen.calibration import number_data, set_value_space, solve_numbers, wake_numbers
 from causal_qwen.calibration.positions import labelled_positions
-from causal_qwen.conversion import load_model
+from causal_qwen.conversion import convert, load_model
 from causal_qwen.data import BadRows, Collator, batches_of, read_rows
 from causal_qwen.data.encoding import numbers_of
 from causal_qwen.evaluation import run_evaluation
@@ -58,7 +58,9 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     """The three states, and what the training median would miss numbers by."""
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as directory:
-        recipe = TrainingRecipe.from_yaml(CONFIG, output=f"{directory}/model", model=arguments.base)
+        base = f"{directory}/base"
+        convert(arguments.base, base)
+        recipe = TrainingRecipe.from_yaml(CONFIG, output=f"{directory}/model", model=base)
         if arguments.steps:
             recipe = dataclasses.replace(recipe, max_steps=arguments.steps)
         rows = _texts(recipe, arguments.words)

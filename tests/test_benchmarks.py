@@ -34,11 +34,12 @@ TRAINING = {
 # Keys that a script's figures must have: of a full run, and of a quick one where they differ.
 KEYS = {
     "abduction": ({"sampled_replay_rate", "written_replay_rate", "seconds_per_token", "refused"},),
-    "cars": ({"medians", "runs"},),
+    "cars": ({"medians", "runs", "splits"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
     "decoder_cache": ({"64", "128"},),
+    "descriptions": ({"states", "median_mdae", "seconds"},),
     "fuzz": ({"targets", "all"},),
     "generate": ({"embedded", "tiny dimensions", "growth"}, GENERATE),
     "outliers": ({"causal_growth_30", "boosting_growth_30", "boosting_l1_growth_30", "tables"},),
@@ -66,7 +67,7 @@ KEYS = {
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
 CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}
-PICTURES = {"decoder_cache", "outliers", "sampling_frontier", "tables", "tuning", "tuning_tables"}
+PICTURES = {"decoder_cache", "outliers", "sampling_frontier", "tables", "tuning"}
 
 
 @pytest.fixture(autouse=True)
