@@ -64,7 +64,8 @@ def _heads(
             batch_size=recipe.batch_size,
             file=Path(arguments.output_dir) / f"features-{name}-{arguments.process_index}.bin",
         )
-        for name, rows in (("train", parts.sample), ("validation", parts.validation))
+        # Where everything is solved for, no step is taken that would be watched on rows held out.
+        for name, rows in (("train", parts.sample), ("validation", parts.validation if parts.words else []))
     )
     lengths = [len(row) for row in parts.sample]
     return Trainable(HeadsOnly(model), train, validation, collate_features, lengths)
