@@ -2,6 +2,7 @@
 
 import logging
 
+import crepes
 import numpy as np
 import pytest
 import torch
@@ -33,7 +34,6 @@ def intervals(config, locs, folds=None):
 
 
 def test_ends_are_those_of_crepes():
-    crepes = pytest.importorskip("crepes")
     locs, scores = skewed(300)
     config = configured(keep_scores(scores, locs=locs, groups=3))
     new = torch.linspace(-2, 2, 41, dtype=torch.float64)
