@@ -64,6 +64,8 @@ class CausalFields(SavedWithModule):
         number_folds: K, how many heads were solved without a fold.
         number_support: Directions of the features that the number head was solved on; 0 for none.
         value_range: Smallest and largest training number; None before training.
+        wrong_labels: Share of training labels that are more probably wrong than right, and center and scale
+            of their law in value space; None where there are none.
         precision_shifts: By how much a number moves in other precisions, in widths of its 90% interval, the
             median of 32 training rows; None where it was not measured.
         num_token_id: The id of <NUM>; None for a model without a number channel.
@@ -115,6 +117,7 @@ class CausalFields(SavedWithModule):
     number_folds: int = 0
     number_support: int = 0
     value_range: list[float | int] | None = None
+    wrong_labels: list[float | int] | None = None
     precision_shifts: dict[str, float | int] | None = None
     num_token_id: int | None = None
     number_spelling: dict[str, int] | None = None
@@ -166,6 +169,14 @@ class CausalFields(SavedWithModule):
         limits = self.value_range
         if limits is not None and not (len(limits) == 2 and -math.inf < limits[0] <= limits[1] < math.inf):
             raise ValueError(f"value_range is {limits!r:.80}; it is [smallest, largest], finite, or None")
+        wrong = self.wrong_labels
+        if wrong is not None and not (
+            len(wrong) == 3 and 0 < wrong[0] < 1 and math.isfinite(wrong[1]) and 0 < wrong[2] < math.inf
+        ):
+            raise ValueError(
+                f"wrong_labels is {wrong!r:.80}; it is [share, center, scale], a share between 0 and 1 and a "
+                "scale above 0, or None"
+            )
         if scores is not None and not _are_scores(scores):
             raise ValueError(
                 f"conformal_scores begin {scores[:3]}; they must be sorted finite numbers ≥ 0, or None"

@@ -12,7 +12,9 @@ from scipy.stats import cauchy
 from sklearn.linear_model import Ridge
 
 from causal_qwen.calibration import cauchy_regression as module
-from causal_qwen.calibration.cauchy_regression import cauchy_regression, cauchy_scale
+from causal_qwen.calibration import ridge
+from causal_qwen.calibration.belief import cauchy_scale
+from causal_qwen.calibration.cauchy_regression import cauchy_regression
 
 
 def line(count, width, *, noise=0.3, wrong=0.0, seed=0):
@@ -115,7 +117,7 @@ def test_wrong_labels_do_not_bend_the_line(count, width):
 def test_mapped_blocks_change_nothing(monkeypatch):
     x, y, _ = line(100, 6)
     whole = cauchy_regression(x, y)
-    monkeypatch.setattr(module, "BLOCK", 7)
+    monkeypatch.setattr(ridge, "BLOCK", 7)
     pieces = cauchy_regression(x, y)
     torch.testing.assert_close(pieces.slope, whole.slope, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(pieces.left_out, whole.left_out, rtol=1e-9, atol=1e-9)

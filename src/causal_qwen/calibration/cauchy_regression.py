@@ -10,20 +10,26 @@ rows cannot. Closed form means with the weights of all rows, though, and rows th
 ones: as a measure of error these residuals are too small, by half where rows are about as many as features.
 Strength of the ridge, β and intervals therefore come from *folds*, whose weights are solved without them.
 
-Few rows are solved in the dual (N × N), many in the primal (H × H), which reads the features in blocks:
-they may be mapped from a file. All in float64. This module does not know models.
+Wrong labels that weigh nothing still count in a likelihood: to allow for them β is too wide, and the ridge
+that it chooses too strong. So labels whose left-out residuals are not *believed* (`belief`) are dropped, and
+everything is solved again without them, until the same labels are believed. Where all are, nothing changes.
+
+This module does not know models, nor how a weighted ridge is solved (`ridge`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["CauchyRegression", "cauchy_regression", "cauchy_scale"]
+from causal_qwen.calibration.belief import WrongLabels, believe, cauchy_scale
+from causal_qwen.calibration.ridge import BLOCK, Penalty, Problem, Solver, problem_of
+
+__all__ = ["CauchyRegression", "cauchy_regression"]
 
 # Ridges that are tried, strongest first, relative to the largest eigenvalue of the features' scatter.
 STRENGTHS = tuple(10.0 ** (-half / 2) for half in range(2, 15))
@@ -34,9 +40,7 @@ FINAL_FOLDS = 40
 ROWS_PER_FEATURE = 10
 MOST_ITERATIONS = 20
 TOLERANCE = 0.01  # of a weight, between 0 and 2
-BLOCK = 8192  # rows of features that are read at a time
-# β relative to the largest residual: what is narrower is rounding.
-NARROWEST = 1e-9
+MOST_ROUNDS = 4  # in which labels that are not believed are dropped
 
 
 class CauchyRegression(NamedTuple):
@@ -44,12 +48,14 @@ class CauchyRegression(NamedTuple):
 
     slope: Tensor  # (H,) w
     intercept: float  # b, not penalised
-    scale: float  # β of a new row
+    scale: float  # β of a new row whose label is right
     left_out: Tensor  # (N,) e, each row's residual by a fit without it
-    weights: Tensor  # (N,) ω: 2 on the line, 0 far off it
+    weights: Tensor  # (N,) ω: 2 on the line, 0 far off it and where a label is not believed
+    believed: Tensor  # (N,) labels that the line was fitted to
+    wrong: WrongLabels | None  # law of those that are not; None where there are none
     strength: float  # of the ridge, relative
     ridge: float  # the same, absolute
-    log_likelihood: float  # of a left-out row, mean
+    log_likelihood: float  # of a left-out row, mean of those believed
     fold: Tensor  # (N,) the fold that each row was left out with; empty without folds
     fold_slopes: Tensor  # (K, H) of the fits without each fold
     fold_intercepts: Tensor  # (K,)
@@ -64,6 +70,7 @@ def cauchy_regression(
     residuals: Tensor | None = None,
     groups: Tensor | None = None,
     folds: int | None = None,
+    doubt: bool = True,
     seed: int = 0,
 ) -> CauchyRegression:
     """w, b and β of the ridge under which left-out rows are likeliest.
@@ -82,6 +89,7 @@ def cauchy_regression(
             know of each other, and would make a line look better than it is on another text.
         folds: How many; None makes ten to choose the ridge and forty under it, as far as there are rows;
             where there are more than ten rows per feature, none and ten. 0 takes residuals in closed form.
+        doubt: Whether labels that are more probably wrong than right are dropped.
         seed: Of the folds.
 
     Raises:
@@ -106,269 +114,96 @@ def cauchy_regression(
     )
     if float(y.min()) == float(y.max()):
         return _flat(y, width, strengths[0], final_fold, final)
-    everything: _Problem
-    everything = _Dual(features, mean, y) if count <= width else _Primal(features, mean, y)
+    everything = problem_of(features, mean, y)
+    begin = None if residuals is None else residuals.double()
+    believed = torch.ones_like(y, dtype=torch.bool)
+    for _ in range(MOST_ROUNDS if doubt else 1):
+        rows = _Rows(everything.without(~believed), y, believed)
+        chosen = _likeliest(rows, strengths, noise, begin, fold if folds else None)
+        believed = believe(chosen.left_out, y).believed
+        if bool((believed == rows.believed).all()):
+            break
 
-    left_out = y - y.median() if residuals is None else residuals.double()
-    weights = _weights(left_out)
-    candidates: list[_Candidate] = []
-    for strength in strengths:
-        penalty = _Penalty.of(strength * everything.largest, noise, count)
-        weights, left_out = _settle(everything.under(penalty), weights)
-        if folds:
-            left_out, _ = _by_fold(everything, y, fold, penalty, weights)
-        candidates.append(_Candidate(strength, weights, left_out))
-
-    chosen = max(candidates, key=lambda candidate: float(_log_likelihood(candidate.left_out).mean()))
-    penalty = _Penalty.of(chosen.strength * everything.largest, noise, count)
-    slope, intercept = everything.under(penalty).line(chosen.weights)
-    left_out, fold_slopes, shifts = chosen.left_out, y.new_empty(0, width), y.new_empty(0)
+    penalty, left_out = chosen.penalty, chosen.left_out
+    slope, intercept = rows.problem.under(penalty).line(chosen.weights)
+    fold_slopes, shifts = y.new_empty(0, width), y.new_empty(0)
     if final:
-        left_out, lines = _by_fold(everything, y, final_fold, penalty, chosen.weights)
+        left_out, lines = _by_fold(rows, final_fold, penalty, chosen.weights)
         fold_slopes, shifts = (torch.stack(column) for column in zip(*lines, strict=True))
+    belief = believe(left_out, y) if doubt else None
     return CauchyRegression(
         slope=slope,
         intercept=float(intercept - mean @ slope),
-        scale=cauchy_scale(left_out),
+        scale=belief.scale if belief else cauchy_scale(left_out),
         left_out=left_out,
-        weights=chosen.weights,
+        weights=y.new_zeros(count).masked_scatter(rows.believed, chosen.weights),
+        believed=rows.believed,
+        wrong=belief.wrong if belief else None,
         strength=chosen.strength,
         ridge=float(penalty.ridge),
-        log_likelihood=float(_log_likelihood(left_out).mean()),
+        log_likelihood=float(_log_likelihood(left_out[rows.believed]).mean()),
         fold=final_fold if final else final_fold[:0],
         fold_slopes=fold_slopes,
         fold_intercepts=shifts - fold_slopes @ mean,
     )
 
 
-def cauchy_scale(residuals: Tensor) -> float:
-    """The β that makes residuals (N,) likeliest as Cauchy(0, β): mean(1/(1 + e²/β²)) = ½.
+class _Rows(NamedTuple):
+    """Rows whose labels are believed."""
 
-    Where half of them are 0 there is none; it is then next to nothing beside the largest.
-    """
-    largest = max(float(residuals.abs().max()), torch.finfo(torch.float64).tiny)
-    ratios = residuals.double() / largest
-    low, high = math.log(NARROWEST), 1.0  # of log(β/largest): the mean grows with β, and at e it is above ½
-    for _ in range(50):
-        middle = (low + high) / 2
-        if float((1 / (1 + (ratios * math.exp(-middle)).square())).mean()) < 0.5:
-            low = middle
-        else:
-            high = middle
-    return largest * math.exp((low + high) / 2)
+    problem: Problem  # of these alone
+    y: Tensor  # (N,) targets of all
+    believed: Tensor  # (N,) which they are
 
 
 class _Candidate(NamedTuple):
     strength: float
-    weights: Tensor
-    left_out: Tensor
+    penalty: Penalty
+    weights: Tensor  # of the rows believed
+    left_out: Tensor  # (N,) of all
 
 
-class _Penalty(NamedTuple):
-    """wᵀ(ridge·1 + noise)w."""
-
-    ridge: Tensor  # scalar
-    noise: Tensor | None  # (H, H), N times the second moment of the error
-
-    @classmethod
-    def of(cls, ridge: Tensor, noise: Tensor | None, count: int) -> _Penalty:
-        return cls(ridge, None if noise is None else count * noise.to(ridge))
-
-    def add_to(self, matrix: Tensor) -> Tensor:
-        """(H, H) matrix + ridge + noise, in place."""
-        matrix.diagonal().add_(self.ridge)
-        return matrix if self.noise is None else matrix.add_(self.noise)
-
-    def divide(self, x: Tensor) -> Tensor:
-        """(N, H) x (ridge + noise)⁻¹."""
-        if self.noise is None:
-            return x / self.ridge
-        factor = torch.linalg.cholesky(self.add_to(torch.zeros_like(self.noise)))
-        return torch.cholesky_solve(x.T, factor).T
-
-
-class _Solver(Protocol):
-    """A ridge regression of one strength, for any weights."""
-
-    def left_out(self, weights: Tensor) -> Tensor:
-        """(N,) residual of each row by the fit to all others with these weights."""
-
-    def line(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope (H,), and intercept where features are centred at their mean."""
-
-
-class _Problem(Protocol):
-    """Rows to be fitted."""
-
-    largest: Tensor  # eigenvalue of the features' scatter
-
-    def without(self, rows: Tensor) -> _Problem:
-        """The rows but those marked (N,)."""
-
-    def under(self, penalty: _Penalty) -> _Solver:
-        """The regression with a penalty."""
-
-    def residuals(self, slope: Tensor, intercept: Tensor, rows: Tensor) -> Tensor:
-        """Of a line, at the rows marked (N,)."""
-
-
-class _Dual:
-    """(K + diag(1/ω))·α + b = y with Σα = 0 and K = X A⁻¹ Xᵀ of the penalty A; the slope is A⁻¹Xᵀα.
-
-    A left-out residual is α_i over the i-th diagonal entry of the inverse of the bordered matrix.
-    """
-
-    def __init__(self, features: Tensor, mean: Tensor, y: Tensor) -> None:
-        self.x, self.y = features.double() - mean, y
-        eigenvalues = torch.linalg.eigvalsh(self.x @ self.x.T)
-        self.largest = eigenvalues[-1].clamp(min=torch.finfo(y.dtype).tiny)
-        self._kept: tuple[_Penalty, Tensor, Tensor] | None = None
-
-    def without(self, rows: Tensor) -> _Problem:
-        return _DualPart(self, ~rows)
-
-    def under(self, penalty: _Penalty) -> _Solver:
-        divided, gram = self.divided(penalty)
-        return _DualSolver(divided, gram, self.y)
-
-    def divided(self, penalty: _Penalty) -> tuple[Tensor, Tensor]:
-        """X A⁻¹ and K, kept for the parts."""
-        if self._kept is None or self._kept[0] is not penalty:
-            divided = penalty.divide(self.x)
-            self._kept = penalty, divided, divided @ self.x.T
-        return self._kept[1:]
-
-    def residuals(self, slope: Tensor, intercept: Tensor, rows: Tensor) -> Tensor:
-        return self.y[rows] - self.x[rows] @ slope - intercept
-
-
-class _DualPart:
-    """Some of the rows, with the matrices of all."""
-
-    def __init__(self, whole: _Dual, kept: Tensor) -> None:
-        self.whole, self.kept, self.largest = whole, kept, whole.largest
-
-    def without(self, rows: Tensor) -> _Problem:
-        raise NotImplementedError("a fold has no folds")
-
-    def under(self, penalty: _Penalty) -> _Solver:
-        divided, gram = self.whole.divided(penalty)
-        return _DualSolver(divided[self.kept], gram[self.kept][:, self.kept], self.whole.y[self.kept])
-
-    def residuals(self, slope: Tensor, intercept: Tensor, rows: Tensor) -> Tensor:
-        return self.whole.residuals(slope, intercept, rows)
-
-
-class _DualSolver:
-    def __init__(self, divided: Tensor, gram: Tensor, y: Tensor) -> None:
-        self.divided, self.gram, self.y = divided, gram, y
-
-    def left_out(self, weights: Tensor) -> Tensor:
-        alpha, _, diagonal = self._solve(weights)
-        return alpha / diagonal
-
-    def line(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        alpha, intercept, _ = self._solve(weights)
-        return self.divided.T @ alpha, intercept
-
-    def _solve(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        matrix = self.gram.clone()
-        matrix.diagonal().add_(1 / weights)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-        ones = inverse.sum(1)  # (N,)
-        solved = inverse @ self.y
-        intercept = solved.sum() / ones.sum()
-        return solved - ones * intercept, intercept, inverse.diagonal() - ones.square() / ones.sum()
-
-
-class _Primal:
-    """(Σ ω (x − x̄)(x − x̄)ᵀ + A)·w = Σ ω (x − x̄)(y − ȳ), with weighted means x̄ and ȳ.
-
-    A left-out residual is the residual over 1 − leverage. Two passes over the features, in blocks.
-    """
-
-    def __init__(self, features: Tensor, mean: Tensor, y: Tensor, kept: Tensor | None = None) -> None:
-        self.features, self.mean, self.y = features, mean, y
-        self.kept = torch.ones_like(y, dtype=torch.bool) if kept is None else kept
-        if kept is None:
-            moment, *_ = self.moments(torch.ones_like(y))
-            self.largest = torch.linalg.eigvalsh(moment)[-1].clamp(min=torch.finfo(y.dtype).tiny)
-
-    def without(self, rows: Tensor) -> _Problem:
-        part = _Primal(self.features, self.mean, self.y, ~rows)
-        part.largest = self.largest
-        return part
-
-    def under(self, penalty: _Penalty) -> _Solver:
-        return _PrimalSolver(self, penalty)
-
-    def residuals(self, slope: Tensor, intercept: Tensor, rows: Tensor) -> Tensor:
-        parts = [self.y[place] - x @ slope - intercept for place, x in self.blocks(rows)]
-        return torch.cat(parts)
-
-    def moments(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weighted scatter of x (H, H), of x with y (H,), and their means; a weight for each row kept."""
-        width = self.features.shape[1]
-        moment, cross, x_sum = (self.y.new_zeros(*size) for size in ((width, width), (width,), (width,)))
-        y, first = self.y[self.kept], 0
-        for _, x in self.blocks(self.kept):
-            rows = slice(first, first + len(x))
-            weighted = x * weights[rows, None]
-            moment += weighted.T @ x
-            cross += weighted.T @ y[rows]
-            x_sum += weighted.sum(0)
-            first += len(x)
-        total = weights.sum()
-        x_mean, y_mean = x_sum / total, weights @ y / total
-        return moment - total * x_mean.outer(x_mean), cross - total * y_mean * x_mean, x_mean, y_mean
-
-    def blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Indices of the rows marked (N,), and their centred features."""
-        for first in range(0, len(self.y), BLOCK):
-            inside = rows[first : first + BLOCK]
-            x = self.features[first : first + BLOCK].double()[inside] - self.mean
-            yield first + inside.nonzero().squeeze(-1), x
-
-
-class _PrimalSolver:
-    def __init__(self, problem: _Primal, penalty: _Penalty) -> None:
-        self.problem, self.penalty = problem, penalty
-
-    def left_out(self, weights: Tensor) -> Tensor:
-        inverse, slope, x_mean, y_mean = self._solve(weights)
-        parts, first = [], 0
-        for place, x in self.problem.blocks(self.problem.kept):
-            own = weights[first : first + len(x)]
-            centred = x - x_mean
-            residual = self.problem.y[place] - y_mean - centred @ slope
-            leverage = own * (1 / weights.sum() + (centred @ inverse * centred).sum(1))
-            parts.append(residual / (1 - leverage).clamp(min=torch.finfo(residual.dtype).eps))
-            first += len(x)
-        return torch.cat(parts)
-
-    def line(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        _, slope, x_mean, y_mean = self._solve(weights)
-        return slope, y_mean - x_mean @ slope
-
-    def _solve(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        moment, cross, x_mean, y_mean = self.problem.moments(weights)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.penalty.add_to(moment)))  # (H, H)
-        return inverse, inverse @ cross, x_mean, y_mean
+def _likeliest(
+    rows: _Rows,
+    strengths: Sequence[float],
+    noise: Tensor | None,
+    residuals: Tensor | None,
+    fold: Tensor | None,
+) -> _Candidate:
+    """Of the strengths, the one under which left-out labels are likeliest; without folds in closed form."""
+    believed, count = rows.believed, int(rows.believed.sum())
+    known = rows.y[believed]
+    weights = _weights(known - known.median() if residuals is None else residuals[believed])
+    candidates = []
+    for strength in strengths:
+        # The scatter of fewer rows is smaller by their share.
+        largest = rows.problem.largest * (count / len(believed))
+        penalty = Penalty.of(strength * largest, noise, count)
+        solver = rows.problem.under(penalty)
+        weights, closed = _settle(solver, weights)
+        if fold is None:
+            left_out = torch.empty_like(rows.y).masked_scatter(believed, closed)
+            left_out[~believed] = rows.problem.residuals(*solver.line(weights), ~believed)
+        else:
+            left_out, _ = _by_fold(rows, fold, penalty, weights)
+        candidates.append(_Candidate(strength, penalty, weights, left_out))
+    return max(candidates, key=lambda one: float(_log_likelihood(one.left_out[believed]).mean()))
 
 
 def _by_fold(
-    everything: _Problem, y: Tensor, fold: Tensor, penalty: _Penalty, weights: Tensor
+    rows: _Rows, fold: Tensor, penalty: Penalty, weights: Tensor
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """Each row's residual by the fit without its fold (N,), and the lines of these fits."""
-    left_out, lines = torch.empty_like(y), []
+    left_out, lines = torch.empty_like(rows.y), []
     for k in range(int(fold.max()) + 1):
-        solver = everything.without(fold == k).under(penalty)
-        lines.append(solver.line(_settle(solver, weights[fold != k])[0]))
-        left_out[fold == k] = everything.residuals(*lines[-1], fold == k)
+        outside = fold == k
+        solver = rows.problem.without(outside).under(penalty)
+        lines.append(solver.line(_settle(solver, weights[~outside[rows.believed]])[0]))
+        left_out[outside] = rows.problem.residuals(*lines[-1], outside)
     return left_out, lines
 
 
-def _settle(solver: _Solver, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _settle(solver: Solver, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights that their own left-out residuals give again, and those residuals."""
     for _ in range(MOST_ITERATIONS):
         used = weights
@@ -396,6 +231,8 @@ def _flat(y: Tensor, width: int, strength: float, fold: Tensor, folds: int) -> C
         scale=0.0,
         left_out=torch.zeros_like(y),
         weights=torch.full_like(y, 2.0),
+        believed=torch.ones_like(y, dtype=torch.bool),
+        wrong=None,
         strength=strength,
         ridge=0.0,
         log_likelihood=math.inf,

@@ -103,7 +103,7 @@ def forget_numbers(model: CausalLM) -> None:
     """Drop intervals and support, which belong to the head as it was."""
     config, action = model.config, model.action
     Scores().keep_in(config)
-    config.value_range = config.precision_shifts = None
+    config.value_range = config.precision_shifts = config.wrong_labels = None
     config.number_folds = config.number_support = 0
     size, device = action.fold_slopes.shape[1], action.fold_slopes.device
     action.keep_folds(torch.zeros(0, size, device=device), torch.zeros(0, device=device))
@@ -252,11 +252,13 @@ def solve_numbers(
     action.number_noise.zero_()
     from_causes = float(action.numbers(data.U).scale.median())
     action.number_noise.fill_(max(fit.scale - from_causes, NARROWEST))
+    config.wrong_labels = None if fit.wrong is None else list(fit.wrong)
     config.value_range = [float(data.values.min()), float(data.values.max())]
-    floor = 0.0 if noise is None else len(target) * float(noise.diagonal().mean())
+    count = int(fit.believed.sum())
+    floor = 0.0 if noise is None else count * float(noise.diagonal().mean())
     action.keep_support(NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor))
     config.number_support = len(action.support.gains)
-    width = 2 * float(fit.left_out.abs().quantile(0.9))
+    width = 2 * float(fit.left_out[fit.believed].abs().quantile(0.9))
     config.precision_shifts = {
         name: float((error @ fit.slope).abs().median()) / width for name, error in (errors or {}).items()
     }
@@ -266,7 +268,11 @@ def solve_numbers(
         scores = fit.left_out.abs() / action.numbers(data.U).scale.double()
         locs = (target - fit.left_out).cpu()
         keep_scores(scores.cpu(), fit.fold.cpu(), locs=locs, groups=groups).keep_in(config)
-    logger.info("numbers: median error %.3f spreads, left out", float(fit.left_out.abs().median()))
+    if count < len(target):
+        wrong = len(target) - count
+        logger.warning("%d of %d training numbers look wrong: the head is solved without", wrong, len(target))
+    error = float(fit.left_out[fit.believed].abs().median())
+    logger.info("numbers: median error %.3f spreads, left out", error)
     return fit
 
 

@@ -29,7 +29,7 @@ MEANINGS = {
     "eval/coverage_50_raw": "the same, of the Cauchy law itself",
     "eval/coverage_90_raw": "the same, of the Cauchy law itself",
     "eval/coverage_90_believed": "the same, of the labels that the likelihood believes",
-    "eval/believed": "share of these labels: within ten scale_Y of the prediction",
+    "eval/believed": "share of these labels: more probably right than wrong",
     "eval/extrapolates": "share of numbers beyond what training has seen",
     "eval/num_ece": "expected calibration error of P_<NUM>",
     "eval/width_90_median": "median width of the 90% intervals",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from causal_qwen.calibration.belief import WrongLabels
 from causal_qwen.calibration.conformal import standardised_residuals
 from causal_qwen.calibration.positions import Positions, labelled_positions
 from causal_qwen.cauchy import Cauchy
@@ -38,7 +39,8 @@ CHUNK_ELEMENTS = 1 << 23
 SAMPLE_POSITIONS = 4096
 # Facts of a token of which only the mean is kept.
 TOKEN_MEANS = ("eval/ovr_nll", "eval/softmax_nll", "eval/brier", "dist/mode_agreement")
-# |g(v) − loc_Y|/scale_Y beyond which a number weighs less than a fiftieth of one on the line.
+# |g(v) − loc_Y|/scale_Y beyond which a number weighs less than a fiftieth of one on the line: the border of
+# belief where training has found no wrong labels.
 FARTHEST_BELIEVED = 10.0
 ROUNDING = 1e-6  # of scale_Y, which is float32
 Batch = Mapping[str, Any]
@@ -98,8 +100,15 @@ class Evaluation:
 
     @property
     def believed(self) -> Tensor:
-        """(M,) whether the likelihood takes a number for one of its law, not for a wrong label."""
-        return self.residuals <= FARTHEST_BELIEVED
+        """(M,) whether a number is taken for one of its law, not for a wrong label.
+
+        By the law of the wrong labels among the training rows, as they themselves were judged; where there
+        were none, within ten scale_Y of the prediction.
+        """
+        if self.config.wrong_labels is None:
+            return self.residuals <= FARTHEST_BELIEVED
+        target, scale = self.value_space.encode(self.values), self.Y.scale.double()
+        return WrongLabels(*self.config.wrong_labels).right(self.residuals * scale, target, scale) >= 0.5
 
     def numbers(self, level: float, *, raw: bool = False) -> Numbers:
         """Medians and intervals, as `predict_number` reports them."""

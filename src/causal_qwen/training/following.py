@@ -130,11 +130,13 @@ class FollowingHead:
         if self._is_solved:
             residuals = target - loc_U @ self.weight[0].double().cpu() - self.bias.double().cpu()
         for strength in (STRENGTH,) if self._is_solved else FIRST_STRENGTHS:
-            fit = cauchy_regression(loc_U, target, strengths=(strength,), residuals=residuals, folds=0)
+            fit = cauchy_regression(
+                loc_U, target, strengths=(strength,), residuals=residuals, folds=0, doubt=False
+            )
             residuals = fit.left_out
         slope = fit.slope
         along = (loc_U @ slope)[-LATEST_NUMBERS:, None]
-        line = cauchy_regression(along, target[-LATEST_NUMBERS:], strengths=(STRENGTH,), folds=0)
+        line = cauchy_regression(along, target[-LATEST_NUMBERS:], strengths=(STRENGTH,), folds=0, doubt=False)
         slope = slope * line.slope
         from_causes = float((scale_U @ slope.abs()).median())
         self.weight.copy_(slope[None])
