@@ -16,6 +16,8 @@ from causal_qwen.calibration import ridge
 from causal_qwen.calibration.belief import cauchy_scale
 from causal_qwen.calibration.cauchy_regression import cauchy_regression
 
+FEW = [10.0**-power for power in range(1, 6)]  # strengths, for speed
+
 
 def line(count, width, *, noise=0.3, wrong=0.0, seed=0):
     """Rows on a line with Cauchy noise; of a share of them the label is anything."""
@@ -107,8 +109,8 @@ def test_wrong_labels_do_not_bend_the_line(count, width):
     def error(fit):
         return ((new @ fit.slope + fit.intercept - truth).abs().median() / spread).item()
 
-    clean = cauchy_regression(*line(count, width, noise=0.05, seed=1)[:2])
-    dirty = cauchy_regression(x, y)
+    clean = cauchy_regression(*line(count, width, noise=0.05, seed=1)[:2], strengths=FEW)
+    dirty = cauchy_regression(x, y, strengths=FEW)
     assert error(dirty) < max(2 * error(clean), 0.05) if count > width else error(dirty) < 1
     good = y < 90
     assert dirty.weights[~good].max() < 0.1 * dirty.weights[good].median()
@@ -192,3 +194,52 @@ def test_copies_of_a_row_do_not_vouch_for_each_other():
 def test_two_groups_are_too_few_for_folds():
     x, y, *_ = line(40, 4, noise=0.05, seed=0)
     assert len(cauchy_regression(x, y, groups=torch.arange(40) // 20).fold) == 0
+
+
+@pytest.mark.parametrize(("count", "width"), [(120, 8), (60, 90)])
+def test_doubt_changes_nothing_where_all_labels_are_believed(count, width):
+    generator = torch.Generator().manual_seed(0)
+    x, _, slope = line(count, width)
+    y = x @ slope + 0.3 * torch.randn(count, generator=generator, dtype=torch.float64)
+    doubting, trusting = (cauchy_regression(x, y, strengths=FEW, doubt=doubt) for doubt in (True, False))
+    assert doubting.believed.all()
+    assert doubting.wrong is None
+    assert doubting.scale == trusting.scale
+    for name in ("slope", "left_out", "weights", "fold_slopes"):
+        assert torch.equal(getattr(doubting, name), getattr(trusting, name)), name
+
+
+@pytest.mark.parametrize(("count", "width", "folds"), [(240, 20, 5), (240, 20, 0), (120, 160, 5)])
+def test_wrong_labels_cost_no_more_than_rows_without_labels(count, width, folds):
+    """Near a fit that is told which labels are wrong, in error, β and strength; no right row is lost."""
+    generator = torch.Generator().manual_seed(3)
+    decay = torch.arange(1, width + 1) ** -1.0
+    x = torch.randn(count + 500, width, generator=generator, dtype=torch.float64) * decay
+    slope = torch.randn(width, generator=generator, dtype=torch.float64)
+    truth = x @ slope
+    y = truth + 0.05 * torch.randn(count + 500, generator=generator, dtype=torch.float64)
+    bad = torch.rand(count, generator=generator) < 0.3
+    given = torch.where(bad, 3 + 4 * torch.rand(count, generator=generator, dtype=torch.float64), y[:count])
+
+    def error(fit):
+        return (x[count:] @ fit.slope + fit.intercept - truth[count:]).abs().median().item()
+
+    found = cauchy_regression(x[:count], given, strengths=FEW, folds=folds)
+    trusting = cauchy_regression(x[:count], given, strengths=FEW, folds=folds, doubt=False)
+    told = cauchy_regression(x[:count][~bad], given[~bad], strengths=FEW, folds=folds)
+    assert error(found) < 1.25 * error(told)
+    assert found.scale < 1.25 * told.scale < trusting.scale
+    assert (found.believed == ~bad).double().mean() > 0.95
+    assert (found.weights[~found.believed] == 0).all()
+    assert found.wrong.share == pytest.approx(bad.double().mean().item(), abs=0.05)
+
+
+def test_labels_that_are_not_believed_keep_their_residuals():
+    """Intervals cover labels as they are given."""
+    x, y, _ = line(200, 5, noise=0.05, wrong=0.3)
+    fit = cauchy_regression(x, y, folds=4)
+    assert not fit.believed.all()
+    for k in range(4):
+        outside = fit.fold == k
+        predicted = x @ fit.fold_slopes[k] + fit.fold_intercepts[k]
+        torch.testing.assert_close(fit.left_out[outside], (y - predicted)[outside], rtol=1e-9, atol=1e-9)

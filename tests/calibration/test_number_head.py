@@ -121,6 +121,21 @@ def test_what_was_seen_survives_saving(model, tmp_path):
         assert column == other if name == "level" else torch.equal(column, other), name
 
 
+def test_wrong_labels_are_told_apart_and_kept_in_the_configuration(model, caplog):
+    batch, target, _ = rows(model, noise=0.05)
+    bad = torch.arange(ROWS) % 4 == 0
+    batch["numeric_values"][bad, 1] = model.value_space.decode(target.max() + 3 + target[bad].abs())
+    wake_numbers(model)
+    fit = solve_numbers(model, number_data(model, [batch]), left_out=True)
+    assert (fit.believed == ~bad).double().mean() > 0.95
+    assert model.config.wrong_labels == list(fit.wrong)
+    assert "look wrong" in caplog.text
+    # The intervals still speak of every label.
+    assert len(model.config.conformal_scores) == ROWS
+    solve_numbers(model, number_data(model, [rows(model, noise=0.05)[0]]), left_out=True)
+    assert model.config.wrong_labels is None
+
+
 def test_few_numbers_change_nothing(model):
     batch, _, _ = rows(model)
     few = {name: tensor[:5] for name, tensor in batch.items()}
