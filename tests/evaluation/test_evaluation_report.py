@@ -49,6 +49,23 @@ CASES = {
 }
 
 
+def test_belief_is_that_of_training_where_it_found_wrong_labels():
+    """A number at the center of their law is one of them, one as far off on the other side is not."""
+    result = evaluation([3.0, 8.0, -2.0], [3.0] * 3, [1.0] * 3, space=ValueSpace("linear"))
+    assert result.believed.tolist() == [True, True, True]  # within ten scale_Y
+    result.config.wrong_labels = [0.3, 8.0, 0.5]
+    assert result.believed.tolist() == [True, False, True]
+    far = evaluation([-1e300, 1e300], [0.0, 0.0], [1e-3, 1e-3], space=ValueSpace("linear"))
+    far.config.wrong_labels = [0.3, 8.0, 0.5]
+    assert far.believed.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("wrong", [[0.3, 1.0], [0.0, 1.0, 1.0], [0.3, 1.0, 0.0], [0.3, float("nan"), 1.0]])
+def test_a_law_of_wrong_labels_has_a_share_a_center_and_a_scale(wrong):
+    with pytest.raises(ValueError, match="wrong_labels is"):
+        CausalQwen2Config(wrong_labels=wrong)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_reports_of_any_numbers(case, tmp_path):
     """Warnings are errors: no overflow, no empty picture."""

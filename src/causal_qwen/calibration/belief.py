@@ -43,17 +43,18 @@ class WrongLabels(NamedTuple):
             target: (N,) the labels.
             scale: (N,) or scalar, β of right ones.
         """
-        right, wrong = self._densities(residuals, target, scale)
-        return right / (right + wrong)
+        right, wrong = self._log_densities(residuals, target, scale)
+        return torch.sigmoid(right - wrong)
 
     def log_likelihood(self, residuals: Tensor, target: Tensor, scale: float) -> float:
         """Of all labels (N,), right or wrong."""
-        right, wrong = self._densities(residuals, target, torch.tensor(scale))
-        return float((right + wrong).log().sum())
+        return float(
+            torch.logaddexp(*self._log_densities(residuals, target, residuals.new_tensor(scale))).sum()
+        )
 
-    def _densities(self, residuals: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        wrong = _density(target - self.center, torch.tensor(self.scale))
-        return (1 - self.share) * _density(residuals, scale), self.share * wrong
+    def _log_densities(self, residuals: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        wrong = _log_density(target - self.center, target.new_tensor(self.scale))
+        return math.log1p(-self.share) + _log_density(residuals, scale), math.log(self.share) + wrong
 
 
 class Belief(NamedTuple):
@@ -96,13 +97,13 @@ def believe(residuals: Tensor, target: Tensor) -> Belief:
         center = float(pull @ y / pull.sum())
         wide = max(cauchy_scale(y - center, doubt), NARROWEST_WRONG * scale)
         wrong = WrongLabels(float(doubt.mean()), center, wide)
-        before, right = right, wrong.right(e, y, torch.tensor(scale))
+        before, right = right, wrong.right(e, y, e.new_tensor(scale))
         scale = cauchy_scale(e, right)
         if (right - before).abs().max() < TOLERANCE:
             break
     if wrong is None or wrong.share >= LARGEST_SHARE or bool((right >= 0.5).all()):
         return everything
-    one_law = float(_density(e, torch.tensor(everything.scale)).log().sum())
+    one_law = float(_log_density(e, e.new_tensor(everything.scale)).sum())
     if wrong.log_likelihood(e, y, scale) < one_law + 1.5 * math.log(len(e)):
         return everything
     return Belief(right, scale, wrong)
@@ -134,9 +135,9 @@ def cauchy_scale(residuals: Tensor, weights: Tensor | None = None) -> float:
     return largest * math.exp(at)
 
 
-def _density(residuals: Tensor, scale: Tensor) -> Tensor:
-    """Of Cauchy(0, scale)."""
-    return 1 / (math.pi * scale * (1 + (residuals / scale).square()))
+def _log_density(residuals: Tensor, scale: Tensor) -> Tensor:
+    """Of Cauchy(0, scale): log scale/(π·(scale² + e²)); no square that overflows."""
+    return scale.log() - math.log(math.pi) - 2 * torch.hypot(residuals, scale).log()
 
 
 def _weighted_median(values: Tensor, weights: Tensor) -> float:
