@@ -27,6 +27,16 @@ def test_published_constants(base, ids):
     assert measure_parity(model, base, TEXT).max_abs_logit_diff == 0.0
 
 
+def test_a_model_that_is_in_no_file_says_so(base, tmp_path, recwarn):
+    """An adapter would look for the files of its base, and warn that "None" has none."""
+    peft = pytest.importorskip("peft")
+    model = convert(base, calibration="none").model
+    assert model.name_or_path == model.config.name_or_path == ""
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+    adapted.save_pretrained(tmp_path)
+    assert not [warning for warning in recwarn if "config file" in str(warning.message)]
+
+
 def test_short_texts_and_unknown_modes_are_refused(base):
     with pytest.raises(ValueError, match="only 5 tokens; give at least 64"):
         convert(base, calibration_text="short")

@@ -86,6 +86,7 @@ def assemble(
             ),
         )
     _check_complete(source, info, new=new)
+    model.name_or_path = model.config.name_or_path = ""  # of no file; "None" would be looked for by peft
     return model
 
 
