@@ -173,7 +173,7 @@ def test_autocast_and_narrow_weights_keep_float32():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rivals": 0}, "rivals is 0; at least 1 word has to stand against a label, or None for all"),
+        ({"rivals": 0}, "rivals is 0; at least 1 word stands against a label, or None for all"),
         ({"rivals": 4, "rival_scale": 0.0}, "rival_scale is 0.0; it must be above 0"),
         ({"rivals": 4, "rival_scale": math.nan}, "rival_scale is nan; it must be above 0"),
     ],

@@ -156,9 +156,7 @@ class CausalFields(SavedWithModule):
         if bound is not None and not 0 < bound < math.inf:
             raise ValueError(f"ovr_gradient_bound is {bound!r}; it must be above 0, or None for no bound")
         if self.ovr_rivals is not None and self.ovr_rivals < 1:
-            raise ValueError(
-                f"ovr_rivals is {self.ovr_rivals!r}; it must be at least 1, or None for all words"
-            )
+            raise ValueError(f"ovr_rivals is {self.ovr_rivals!r}; at least 1, or None for all words")
         if not 0 < self.ovr_rival_scale < math.inf:
             raise ValueError(f"ovr_rival_scale is {self.ovr_rival_scale!r}; it must be above 0")
         scores = self.conformal_scores

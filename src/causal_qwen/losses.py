@@ -107,9 +107,9 @@ def ovr_loss(
             in place of loc_U0, which is held constant; the loss, and its gradient in loc_U0, are taken at
             loc_U0. Scales have none. None is all words, under scale_S.
         rival_scale: Of every score among rivals.
-        impl: Of the sum over all words. "reference" is dense autograd. "fused" gives the same number and gradients in one walk over
-            blocks of W that keeps no (N, V) tensor. "sampled" estimates both, unbiased, from the labels of
-            the batch, <NUM> and ``num_negatives`` drawn tokens.
+        impl: How the sum over all words is computed. "reference" is dense autograd. "fused" gives the same
+            number and gradients in one walk over blocks of W that keeps no (N, V) tensor. "sampled" estimates
+            both, unbiased, from the labels of the batch, <NUM> and ``num_negatives`` drawn tokens.
         block_size: Rows of W per block of the walk; None chooses from the sizes.
         num_negatives: m, how many tokens "sampled" draws.
         num_token_id: <NUM>, which "sampled" always includes; None if there is none.
@@ -131,9 +131,7 @@ def ovr_loss(
     if gradient_bound is not None and not 0 < gradient_bound < math.inf:
         raise ValueError(f"gradient_bound is {gradient_bound!r}; it must be above 0, or None for no bound")
     if rivals is not None and rivals < 1:
-        raise ValueError(
-            f"rivals is {rivals!r}; at least 1 word has to stand against a label, or None for all"
-        )
+        raise ValueError(f"rivals is {rivals!r}; at least 1 word stands against a label, or None for all")
     if not 0 < rival_scale < math.inf:
         raise ValueError(f"rival_scale is {rival_scale!r}; it must be above 0")
     if num_token_id is not None and not 0 <= num_token_id < vocab_size:
