@@ -44,7 +44,7 @@ def stated(inputs, labels, *, rivals, scale, bound):
         limit = math.inf if bound is None else bound
         slopes[row, words] = torch.tensor(pull(heights, balance, scale, limit), dtype=torch.float64)
         foreseen = leaves["loc_U0"][row].item()
-        common[row] = sum(pull(heights, foreseen, scale, limit))
+        common[row] = max(-limit, min(limit, sum(pull(heights, foreseen, scale, limit))))
         distances = [-(heights[0] + foreseen), *(above + foreseen for above in heights[1:])]
         loss -= sum(math.log(math.atan2(scale, d) / math.pi) for d in distances)
     torch.autograd.backward((height, leaves["loc_U0"]), (slopes / len(labels), common / len(labels)))
@@ -74,7 +74,7 @@ def test_without_a_bound_it_is_the_gradient_of_the_least_loss_over_common_causes
         words = rivals_of(
             inputs["loc_U"], weight, labels, offset=inputs["bias"] - inputs["threshold"], count=29
         )
-        cause = balanced_cause(height.gather(1, words), scale=0.1)
+        cause = balanced_cause(height.gather(1, words), scale=0.05)
         balanced = inputs | {"weight": weight, "loc_U0": cause}
         return call(balanced, labels, "fused", rivals=29).item()
 

@@ -129,7 +129,7 @@ class CausalFields(SavedWithModule):
     softmax_loss_weight: float | int = 0.0
     ovr_gradient_bound: float | int | None = None
     ovr_rivals: int | None = None
-    ovr_rival_scale: float | int = 0.1
+    ovr_rival_scale: float | int = 0.05
     loss_impl: str = "fused"
     num_negatives: int = 4096
     inference_mode: str = "standard"

@@ -64,7 +64,11 @@ def _slopes(S: Cauchy, labels: Tensor, *, bound: float | None = None) -> Tensor:
     density, label_tail = S.log_prob(zero), S.log_sf(zero).gather(-1, column)
     slope = (density - S.log_cdf(zero)).exp()
     slope.scatter_(-1, column, -(density.gather(-1, column) - label_tail).exp())
-    return slope if bound is None else slope.clamp_(-bound, bound)
+    return _cut_off(slope, bound)
+
+
+def _cut_off(slope: Tensor, bound: float | None) -> Tensor:
+    return slope if bound is None else slope.clamp(-bound, bound)
 
 
 def ovr_loss(
@@ -79,7 +83,7 @@ def ovr_loss(
     num_items: Tensor | int | None = None,
     gradient_bound: float | None = None,
     rivals: int | None = None,
-    rival_scale: float = 0.1,
+    rival_scale: float = 0.05,
     impl: OvrImpl = "reference",
     block_size: int | None = None,
     num_negatives: int = 4096,
@@ -104,8 +108,8 @@ def ovr_loss(
             and ∂L_i/∂scale_S,ik stay as they are. None leaves the derivative, which reaches 1/scale_S.
         rivals: K, against how many other words a label stands, those with the largest loc_S − C. Then the law
             is Cauchy(loc_S, rival_scale), and the gradient in W, loc_U, b and C is that at `balanced_cause`
-            in place of loc_U0, which is held constant; the loss, and its gradient in loc_U0, are taken at
-            loc_U0. Scales have none. None is all words, under scale_S.
+            in place of loc_U0, held constant; the loss, and its gradient in loc_U0, cut off as well, are
+            taken at loc_U0. Scales have none. None is all words, under scale_S.
         rival_scale: Of every score among rivals.
         impl: How the sum over all words is computed. "reference" is dense autograd. "fused" gives the same
             number and gradients in one walk over blocks of W that keeps no (N, V) tensor. "sampled" estimates
@@ -186,16 +190,17 @@ def ovr_loss(
 
 
 def _rival_terms(height: Tensor, loc_U0: Tensor, scale: float, bound: float | None) -> Tensor:
-    """One-vs-Rest at loc_U0 (N,) of the words at ``height`` (N, 1 + K), the label first; the gradient in
-    ``height`` is that at `balanced_cause`.
+    """One-vs-Rest at loc_U0 (N,) of the words at ``height`` (N, 1 + K), the label first, with the slopes of
+    `balanced_cause` in ``height`` and their sum at loc_U0, cut off too, in loc_U0.
     """
-    u = balanced_cause(height.detach(), scale=scale, gradient_bound=bound)  # (N,)
-    labels, zero, width = torch.zeros_like(u, dtype=torch.long), u.new_zeros(()), u.new_tensor(scale)
-    foreseen, balanced = (
-        ovr_terms(Cauchy(above + common[:, None], width), zero, labels, gradient_bound=bound)
-        for above, common in ((height.detach(), loc_U0), (height, u))
-    )
-    return foreseen + (balanced - balanced.detach())
+    held, foreseen, width = height.detach(), loc_U0.detach(), height.new_tensor(scale)
+    labels = torch.zeros_like(foreseen, dtype=torch.long)
+    balanced = balanced_cause(held, scale=scale, gradient_bound=bound)  # (N,)
+    law, at_balance = (Cauchy(held + u[:, None], width) for u in (foreseen, balanced))
+    slope = _slopes(at_balance, labels, bound=bound)  # (N, 1 + K)
+    common = _cut_off(_slopes(law, labels, bound=bound).sum(-1), bound)  # (N,)
+    terms = ovr_terms(law, height.new_zeros(()), labels)
+    return terms + (slope * (height - held)).sum(-1) + common * (loc_U0 - foreseen)
 
 
 @torch.no_grad()

@@ -180,7 +180,7 @@ class TrainingRecipe:
     softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
     ovr_gradient_bound: float | int | None = validated_field(POSITIVE, default=None)
     ovr_rivals: int | None = validated_field(COUNT, default=None)
-    ovr_rival_scale: float | int = validated_field(POSITIVE, default=0.1)
+    ovr_rival_scale: float | int = validated_field(POSITIVE, default=0.05)
     value_space: Literal["log", "linear"] = "log"
     solve_steps: int = validated_field(COUNT, default=2)
     precision_proof: bool = True
