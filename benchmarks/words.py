@@ -43,13 +43,12 @@ LAWS = (
     (0.2, None, None),
     (0.1, None, None),
     (0.05, None, None),
-    (None, 64, 0.1),
-    (0.2, 64, 0.1),
-    (0.1, 16, 0.1),
-    (0.1, 64, 0.1),
-    (0.1, 256, 0.1),
-    (0.1, 64, 0.01),
-    (0.1, 64, 1.0),
+    (None, 32, 0.05),
+    (0.1, 8, 0.05),
+    (0.1, 32, 0.05),
+    (0.1, 128, 0.05),
+    (0.1, 32, 0.005),
+    (0.1, 32, 0.5),
 )
 NAMES = {
     "start": "before training",
@@ -135,8 +134,10 @@ def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Nam
         schedule.step()
 
 
-def agreement(model: Any, pages: list[Tensor]) -> dict[str, float]:
-    """For each law, the cosine between ∂L/∂loc_U of all positions by One-vs-Rest and by cross-entropy."""
+def agreement(model: Any, pages: list[Tensor]) -> dict[str, dict[str, float]]:
+    """For each law, the cosine between ∂L/∂loc_U by One-vs-Rest and by cross-entropy: of all positions side
+    by side, and of their sum, which is what many steps add up to.
+    """
     W = model.lm_head.weight.detach()
     heads = {name: getattr(model.action, name).detach() for name in ("bias", "balance", "threshold")}
     slopes: dict[str, list[Tensor]] = {}
@@ -160,10 +161,17 @@ def agreement(model: Any, pages: list[Tensor]) -> dict[str, float]:
         logits = torch.nn.functional.linear(loc_U, W.float(), heads["bias"])
         losses["softmax"] = torch.nn.functional.cross_entropy(logits, part.labels)
         for name, loss in losses.items():
-            slopes.setdefault(name, []).append(torch.autograd.grad(loss, loc_U)[0].double().flatten())
-    whole = {name: torch.cat(parts) for name, parts in slopes.items()}
+            slopes.setdefault(name, []).append(torch.autograd.grad(loss, loc_U)[0].double())
+    whole = {name: torch.cat(parts) for name, parts in slopes.items()}  # (N, D)
     softmax = whole.pop("softmax")
-    return {name: torch.cosine_similarity(ours, softmax, dim=0).item() for name, ours in whole.items()}
+    cosine = torch.nn.CosineSimilarity(dim=0)
+    return {
+        name: {
+            "positions": cosine(ours.flatten(), softmax.flatten()).item(),
+            "sum": cosine(ours.sum(0), softmax.sum(0)).item(),
+        }
+        for name, ours in whole.items()
+    }
 
 
 @torch.no_grad()
@@ -229,9 +237,9 @@ def tables(record: Record) -> list[Table]:
         Table(heading, ("", "accuracy", "softmax nats", "One-vs-Rest loss", "median of ΣP"), rows),
         Table(
             "Before training: cosine between the gradients in loc_U of One-vs-Rest and of cross-entropy",
-            ("law, and bound of the gradient", "cosine"),
+            ("law, and bound of the gradient", "of each position", "of their sum"),
             [
-                (name, f"{record.figures['agreement'][name]:.2f}")
+                (name, *(f"{record.figures['agreement'][name][of]:.2f}" for of in ("positions", "sum")))
                 for name in (_law_name(*law) for law in LAWS)
             ],
         ),
