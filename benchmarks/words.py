@@ -1,11 +1,12 @@
-"""What does each loss of words teach: One-vs-Rest with a bounded gradient, without the bound, cross-entropy?
+"""What does each loss of words teach: One-vs-Rest among rivals, of all words, cross-entropy?
 
 Fine-tunes the converted base on the same batches of the manual that ships with Python, in the same order, and
 measures held-out pages: as training left the model, and after `refit_words`, which solves for the width of
-scale_S and a shift of all thresholds on pages of the training text. Before training it compares directions:
-how far does the gradient of One-vs-Rest in loc_U point where cross-entropy's does, at each bound?
+scale_S and a shift of all thresholds on pages of the training text. One-vs-Rest among rivals is the loss of
+examples/configs/words.yaml. Before training it compares directions: how far does the gradient of One-vs-Rest
+in loc_U point where cross-entropy's does?
 
-    python benchmarks/words.py                  # 200 steps each: about 20 minutes on two cores
+    python benchmarks/words.py                  # 200 steps each: about 30 minutes on two cores
     python benchmarks/words.py --quick --json   # a few steps, to see that it runs
 """
 
@@ -27,17 +28,34 @@ from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion import convert
 from causal_qwen.losses import ovr_loss, ovr_terms
 from causal_qwen.training.recipe import TrainingRecipe
+from causal_qwen.training.run import LOSS_FIELDS
 from causal_qwen.training.trainer import hold_constants, parameter_groups
 from measure import BASE, Option, Record, Table, python_manual, run_benchmark, watched
 
 FIT = 8  # batches of the training text that `refit_words` reads, and on which directions are compared
-BOUNDS = (None, 10.0, 3.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02)
-# What One-vs-Rest leaves alone, as in examples/configs/words.yaml.
+BOUND = 0.2  # of the gradient of all words
+# Under scale_S all rows of W drift, and scales ask for a thousand times what everything else asks for.
 HELD = ("embed_tokens", "abduction.scale", "abduction.common_scale", "action.balance")
+RECIPE = Path(__file__).parents[1] / "examples" / "configs" / "words.yaml"
+# The bound of the gradient, and among how many rivals, under which scale.
+LAWS = (
+    (None, None, None),
+    (1.0, None, None),
+    (0.2, None, None),
+    (0.1, None, None),
+    (0.05, None, None),
+    (None, 32, 0.05),
+    (0.1, 8, 0.05),
+    (0.1, 32, 0.05),
+    (0.1, 128, 0.05),
+    (0.1, 32, 0.005),
+    (0.1, 32, 0.5),
+)
 NAMES = {
     "start": "before training",
-    "bounded": "One-vs-Rest, bounded",
-    "unbounded": "One-vs-Rest, unbounded",
+    "rivals": "One-vs-Rest among rivals",
+    "bounded": "One-vs-Rest of all words, bounded",
+    "unbounded": "One-vs-Rest of all words",
     "cross_entropy": "cross-entropy",
 }
 OPTIONS = {
@@ -46,14 +64,13 @@ OPTIONS = {
     "rows": Option("sequences per step", 2, smoke=2, quick=1),
     "length": Option("tokens per sequence", 96, smoke=20, quick=32),
     "held_out": Option("batches that are measured", 16, smoke=2, quick=2),
-    "bound": Option("of the bounded gradient", 0.2, smoke=0.2),
     "learning_rate": Option("of the backbone", 1e-4, smoke=1e-4),
     "heads_learning_rate": Option("of biases, thresholds and scales", 1e-3, smoke=1e-3),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train three times, and print what each has learned."""
+    """Train with each loss, and print what each has learned."""
     run_benchmark(__file__, __doc__, OPTIONS, figures, tables, quick="a few short steps", argv=argv)
 
 
@@ -68,7 +85,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         torch.save(model.state_dict(), start)
         results: dict[str, Any] = {"agreement": agreement(model, training[:FIT])}
         results["start"] = measured(model, held_out, training)
-        for name in ("bounded", "cross_entropy", "unbounded"):
+        for name in ("rivals", "bounded", "cross_entropy", "unbounded"):
             # A refit has moved the model: each loss begins where conversion ended.
             model.load_state_dict(torch.load(start))
             train(model, name, training, arguments)
@@ -76,17 +93,29 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def recipe_of(name: str, arguments: argparse.Namespace) -> TrainingRecipe:
+    """The example's recipe; of all words, held where they would drift; or cross-entropy."""
+    all_words = {"ovr_rivals": None, "hold": list(HELD), "max_grad_norm": 0}
+    changes: dict[str, Any] = {
+        "rivals": {},
+        "bounded": all_words | {"ovr_gradient_bound": BOUND},
+        "unbounded": all_words | {"ovr_gradient_bound": None},
+        # It has no use for the other loss: one rival costs nothing.
+        "cross_entropy": {
+            "ovr_rivals": 1,
+            "classification_loss_weight": 0.0,
+            "softmax_loss_weight": 1.0,
+        },
+    }
+    rates = {"learning_rate": arguments.learning_rate, "heads_learning_rate": arguments.heads_learning_rate}
+    return TrainingRecipe.from_yaml(RECIPE, **(rates | changes[name]))
+
+
 def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Namespace) -> None:
     """One step per batch, as `CausalTrainer` takes them."""
-    softmax = name == "cross_entropy"
-    rates = {"learning_rate": arguments.learning_rate, "heads_learning_rate": arguments.heads_learning_rate}
-    recipe = TrainingRecipe(output="unused", **rates)
-    if not softmax:
-        recipe = TrainingRecipe(output="unused", **rates, hold=list(HELD), max_grad_norm=0)
-    model.config.classification_loss_weight, model.config.softmax_loss_weight = (0, 1) if softmax else (1, 0)
-    model.config.ovr_gradient_bound = arguments.bound if name == "bounded" else None
-    # Cross-entropy has no use for the other loss: few negatives cost nothing.
-    model.config.loss_impl, model.config.num_negatives = ("sampled", 1) if softmax else ("fused", 4096)
+    recipe = recipe_of(name, arguments)
+    for field in LOSS_FIELDS:
+        setattr(model.config, field, getattr(recipe, field))
     model.requires_grad_(True)  # the loss before held some
     hold_constants(model, model.config, recipe.hold, following=False)
     optimizer = torch.optim.AdamW(parameter_groups(model, recipe), fused=True)
@@ -109,8 +138,10 @@ def train(model: Any, name: str, training: list[Tensor], arguments: argparse.Nam
         schedule.step()
 
 
-def agreement(model: Any, pages: list[Tensor]) -> dict[str, float]:
-    """For each bound, the cosine between ∂L/∂loc_U of all positions by One-vs-Rest and by cross-entropy."""
+def agreement(model: Any, pages: list[Tensor]) -> dict[str, dict[str, float]]:
+    """For each law, the cosine between ∂L/∂loc_U by One-vs-Rest and by cross-entropy: of all positions side
+    by side, and of their sum, which is what many steps add up to.
+    """
     W = model.lm_head.weight.detach()
     heads = {name: getattr(model.action, name).detach() for name in ("bias", "balance", "threshold")}
     slopes: dict[str, list[Tensor]] = {}
@@ -118,16 +149,33 @@ def agreement(model: Any, pages: list[Tensor]) -> dict[str, float]:
         loc_U = part.U_noisy.loc.requires_grad_()
         U = Cauchy(loc_U, part.U_noisy.scale)
         losses = {
-            str(bound): ovr_loss(U, part.U0, W, part.labels, **heads, gradient_bound=bound, impl="fused")
-            for bound in BOUNDS
+            _law_name(bound, rivals, scale): ovr_loss(
+                U,
+                part.U0,
+                W,
+                part.labels,
+                **heads,
+                gradient_bound=bound,
+                rivals=rivals,
+                rival_scale=scale or 1.0,
+                impl="fused",
+            )
+            for bound, rivals, scale in LAWS
         }
         logits = torch.nn.functional.linear(loc_U, W.float(), heads["bias"])
         losses["softmax"] = torch.nn.functional.cross_entropy(logits, part.labels)
         for name, loss in losses.items():
-            slopes.setdefault(name, []).append(torch.autograd.grad(loss, loc_U)[0].double().flatten())
-    whole = {name: torch.cat(parts) for name, parts in slopes.items()}
+            slopes.setdefault(name, []).append(torch.autograd.grad(loss, loc_U)[0].double())
+    whole = {name: torch.cat(parts) for name, parts in slopes.items()}  # (N, D)
     softmax = whole.pop("softmax")
-    return {name: torch.cosine_similarity(ours, softmax, dim=0).item() for name, ours in whole.items()}
+    cosine = torch.nn.CosineSimilarity(dim=0)
+    return {
+        name: {
+            "positions": cosine(ours.flatten(), softmax.flatten()).item(),
+            "sum": cosine(ours.sum(0), softmax.sum(0)).item(),
+        }
+        for name, ours in whole.items()
+    }
 
 
 @torch.no_grad()
@@ -193,17 +241,18 @@ def tables(record: Record) -> list[Table]:
         Table(heading, ("", "accuracy", "softmax nats", "One-vs-Rest loss", "median of ΣP"), rows),
         Table(
             "Before training: cosine between the gradients in loc_U of One-vs-Rest and of cross-entropy",
-            ("bound of the gradient", "cosine"),
+            ("law, and bound of the gradient", "of each position", "of their sum"),
             [
-                ("none" if bound == "None" else bound, f"{cosine:.2f}")
-                for bound, cosine in sorted(record.figures["agreement"].items(), key=_size)
+                (name, *(f"{record.figures['agreement'][name][of]:.2f}" for of in ("positions", "sum")))
+                for name in (_law_name(*law) for law in LAWS)
             ],
         ),
     ]
 
 
-def _size(entry: tuple[str, float]) -> float:
-    return -math.inf if entry[0] == "None" else -float(entry[0])
+def _law_name(bound: float | None, rivals: int | None, scale: float | None) -> str:
+    law = "all words, scale_S" if rivals is None else f"{rivals} rivals, scale {scale}"
+    return f"{law}, {'no bound' if bound is None else bound}"
 
 
 if __name__ == "__main__":

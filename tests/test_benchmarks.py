@@ -63,7 +63,7 @@ KEYS = {
     "transfer": ({"default", "published", "none"},),
     "tuning": ({"frozen_mdae", "tuned_mdae", "change", "curve"},),
     "tuning_tables": ({"occupations"},),
-    "words": ({"agreement", "start", "bounded", "unbounded", "cross_entropy"},),
+    "words": ({"agreement", "start", "rivals", "bounded", "unbounded", "cross_entropy"},),
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
 CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}

@@ -54,6 +54,8 @@ def test_a_causal_size_of_its_own_unties_the_vocabulary():
         ({"value_space": "cubic"}, "value_space is 'cubic'"),
         ({"gate_alpha": 1.5}, "gate_alpha is 1.5; it must lie between 0 and 1"),
         ({"persistence": math.nan}, "persistence is nan"),
+        ({"ovr_rivals": 0}, "ovr_rivals is 0; at least 1, or None for all words"),
+        ({"ovr_rival_scale": 0.0}, "ovr_rival_scale is 0.0; it must be above 0"),
         ({"ovr_gradient_bound": 0.0}, "ovr_gradient_bound is 0.0; it must be above 0, or None for no bound"),
         ({"density_floor": 1.0}, "density_floor is 1.0"),
         ({"gamma_init": 0.0}, "gamma_init is 0.0"),

@@ -303,6 +303,8 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             threshold=action.threshold,
             num_items=num_items,
             gradient_bound=config.ovr_gradient_bound,
+            rivals=config.ovr_rivals,
+            rival_scale=config.ovr_rival_scale,
             impl=config.loss_impl,
             num_negatives=config.num_negatives,
             num_token_id=config.num_token_id,

@@ -80,8 +80,11 @@ class CausalFields(SavedWithModule):
         softmax_loss_weight: Weight of an extra cross-entropy on ``logits``.
         ovr_gradient_bound: What |∂L_cls/∂loc_S| of each score is cut off at; None leaves the derivative as it
             is, up to 1/scale_S.
+        ovr_rivals: How many words stand against a label in the One-vs-Rest loss, the highest, under a law of
+            ``ovr_rival_scale`` of its own; None is all of them, under scale_S.
+        ovr_rival_scale: The scale of every score among rivals, in nats.
         loss_impl: "fused" (exact, one pass over the vocabulary), "sampled" (negatives drawn) or "reference"
-            (dense).
+            (dense); a loss among rivals has one way.
         num_negatives: Negatives drawn by the sampled loss.
         inference_mode: "standard", "causal" or "compatible".
         noise_gain: κ, set by calibration.
@@ -128,6 +131,8 @@ class CausalFields(SavedWithModule):
     classification_loss_weight: float | int = 1.0
     softmax_loss_weight: float | int = 0.0
     ovr_gradient_bound: float | int | None = None
+    ovr_rivals: int | None = None
+    ovr_rival_scale: float | int = 0.05
     loss_impl: str = "fused"
     num_negatives: int = 4096
     inference_mode: str = "standard"
@@ -153,6 +158,10 @@ class CausalFields(SavedWithModule):
         bound = self.ovr_gradient_bound
         if bound is not None and not 0 < bound < math.inf:
             raise ValueError(f"ovr_gradient_bound is {bound!r}; it must be above 0, or None for no bound")
+        if self.ovr_rivals is not None and self.ovr_rivals < 1:
+            raise ValueError(f"ovr_rivals is {self.ovr_rivals!r}; at least 1, or None for all words")
+        if not 0 < self.ovr_rival_scale < math.inf:
+            raise ValueError(f"ovr_rival_scale is {self.ovr_rival_scale!r}; it must be above 0")
         scores = self.conformal_scores
         folds = self.conformal_folds
         if folds is not None and (scores is None or not _are_folds(folds, len(scores), self.number_folds)):

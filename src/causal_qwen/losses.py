@@ -16,11 +16,15 @@ from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.heads import token_scores
 from causal_qwen.kernels.negatives import draw_candidates
 from causal_qwen.kernels.ovr import Scores, ovr_sum
+from causal_qwen.kernels.rivals import rivals_of
 
-__all__ = ["IGNORE_INDEX", "OvrImpl", "number_gate", "number_loss", "ovr_loss", "ovr_terms"]
+__all__ = ["IGNORE_INDEX", "OvrImpl", "balanced_cause", "number_gate", "number_loss", "ovr_loss", "ovr_terms"]
 
 IGNORE_INDEX = -100
 OvrImpl = Literal["reference", "fused", "sampled"]
+HALVINGS = 48  # of the bracket of a common cause: as fine as float32
+# −log of a Cauchy tail is steepest x scales beyond the threshold, where 2x·atan2(1, x) = 1.
+STEEPEST = 0.428978
 
 
 def ovr_terms(S: Cauchy, threshold: Tensor, labels: Tensor, *, gradient_bound: float | None = None) -> Tensor:
@@ -42,21 +46,29 @@ def ovr_terms(S: Cauchy, threshold: Tensor, labels: Tensor, *, gradient_bound: f
 
 
 def _bounded_terms(S: Cauchy, threshold: Tensor, labels: Tensor, bound: float) -> Tensor:
-    """`ovr_terms` as they are, with the tangent ∂/∂loc_S cut off at ±bound.
+    """`ovr_terms` as they are, with the tangent ∂/∂loc_S cut off at ±bound."""
+    height = S.loc - threshold  # (..., V), above the threshold
+    law = Cauchy(height.detach(), S.scale)
+    slope = _slopes(law, labels, bound=bound)
+    return ovr_terms(law, torch.zeros_like(height), labels) + (slope * (height - law.loc)).sum(-1)
+
+
+@torch.no_grad()
+def _slopes(S: Cauchy, labels: Tensor, *, bound: float | None = None) -> Tensor:
+    """∂/∂loc_S of `ovr_terms` at the threshold 0, (..., V), cut off at ±bound.
 
     ∂(−log P)/∂loc_S is a hazard rate: density over probability at the threshold, f/F of every token but the
     label, whose own is −f/(1 − F).
     """
-    column = labels.unsqueeze(-1)
-    height = S.loc - threshold  # (..., V), above the threshold
-    law, zero = Cauchy(height.detach(), S.scale), torch.zeros_like(height)
-    with torch.no_grad():
-        density, tail = law.log_prob(zero), law.log_cdf(zero)
-        label_tail = law.log_sf(zero).gather(-1, column)
-        slope = (density - tail).exp()
-        slope.scatter_(-1, column, -(density.gather(-1, column) - label_tail).exp())
-        slope.clamp_(-bound, bound)
-    return ovr_terms(law, zero, labels) + (slope * (height - law.loc)).sum(-1)
+    column, zero = labels.unsqueeze(-1), torch.zeros_like(S.loc)
+    density, label_tail = S.log_prob(zero), S.log_sf(zero).gather(-1, column)
+    slope = (density - S.log_cdf(zero)).exp()
+    slope.scatter_(-1, column, -(density.gather(-1, column) - label_tail).exp())
+    return _cut_off(slope, bound)
+
+
+def _cut_off(slope: Tensor, bound: float | None) -> Tensor:
+    return slope if bound is None else slope.clamp(-bound, bound)
 
 
 def ovr_loss(
@@ -70,6 +82,8 @@ def ovr_loss(
     threshold: Tensor,
     num_items: Tensor | int | None = None,
     gradient_bound: float | None = None,
+    rivals: int | None = None,
+    rival_scale: float = 0.05,
     impl: OvrImpl = "reference",
     block_size: int | None = None,
     num_negatives: int = 4096,
@@ -92,9 +106,14 @@ def ovr_loss(
         num_items: What the sum is divided by; None divides by the number of labels that are not ignored.
         gradient_bound: What |∂L_i/∂loc_S,ik| of a position's own sum is cut off at, for every score; the loss
             and ∂L_i/∂scale_S,ik stay as they are. None leaves the derivative, which reaches 1/scale_S.
-        impl: "reference" is dense autograd. "fused" gives the same number and gradients in one walk over
-            blocks of W that keeps no (N, V) tensor. "sampled" estimates both, unbiased, from the labels of
-            the batch, <NUM> and ``num_negatives`` drawn tokens.
+        rivals: K, against how many other words a label stands, those with the largest loc_S − C. Then the law
+            is Cauchy(loc_S, rival_scale), and the gradient in W, loc_U, b and C is that at `balanced_cause`
+            in place of loc_U0, held constant; the loss, and its gradient in loc_U0, cut off as well, are
+            taken at loc_U0. Scales have none. None is all words, under scale_S.
+        rival_scale: Of every score among rivals.
+        impl: How the sum over all words is computed. "reference" is dense autograd. "fused" gives the same
+            number and gradients in one walk over blocks of W that keeps no (N, V) tensor. "sampled" estimates
+            both, unbiased, from the labels of the batch, <NUM> and ``num_negatives`` drawn tokens.
         block_size: Rows of W per block of the walk; None chooses from the sizes.
         num_negatives: m, how many tokens "sampled" draws.
         num_token_id: <NUM>, which "sampled" always includes; None if there is none.
@@ -115,6 +134,10 @@ def ovr_loss(
         raise ValueError(f"num_negatives is {num_negatives!r}; at least 1 token has to be drawn")
     if gradient_bound is not None and not 0 < gradient_bound < math.inf:
         raise ValueError(f"gradient_bound is {gradient_bound!r}; it must be above 0, or None for no bound")
+    if rivals is not None and rivals < 1:
+        raise ValueError(f"rivals is {rivals!r}; at least 1 word stands against a label, or None for all")
+    if not 0 < rival_scale < math.inf:
+        raise ValueError(f"rival_scale is {rival_scale!r}; it must be above 0")
     if num_token_id is not None and not 0 <= num_token_id < vocab_size:
         raise ValueError(f"num_token_id is {num_token_id!r}; W has {vocab_size} rows")
 
@@ -131,6 +154,14 @@ def ovr_loss(
         dtype = torch.promote_types(U.loc.dtype, weight.dtype)
         U, U0 = U.to(dtype), U0.to(dtype)
         bias, threshold, balance = bias.to(dtype), threshold.to(dtype), magnitude(balance.to(dtype))
+        if rivals is not None:
+            words = rivals_of(U.loc, weight, labels, offset=bias - threshold, count=rivals)  # (N, 1 + K)
+            W_words = weight[words].to(dtype)  # (N, 1 + K, D)
+            height = torch.einsum("nkd,nd->nk", W_words, U.loc) + (bias - threshold)[words]  # (N, 1 + K)
+            terms = _rival_terms(height, U0.loc, rival_scale, gradient_bound)
+            # Still connected: processes that share gradients wait for those of every parameter.
+            unused = U.scale.sum() + U0.scale.sum() + balance.sum()
+            return terms.sum() / num_items + 0.0 * unused
         if impl == "reference":
             S = token_scores(U, U0, weight.to(dtype), bias=bias, balance=balance)
             terms = ovr_terms(S, threshold, labels, gradient_bound=gradient_bound)
@@ -156,6 +187,48 @@ def ovr_loss(
             block_size=block_size,
         )
         return loss
+
+
+def _rival_terms(height: Tensor, loc_U0: Tensor, scale: float, bound: float | None) -> Tensor:
+    """One-vs-Rest at loc_U0 (N,) of the words at ``height`` (N, 1 + K), the label first, with the slopes of
+    `balanced_cause` in ``height`` and their sum at loc_U0, cut off too, in loc_U0.
+    """
+    held, foreseen, width = height.detach(), loc_U0.detach(), height.new_tensor(scale)
+    labels = torch.zeros_like(foreseen, dtype=torch.long)
+    balanced = balanced_cause(held, scale=scale, gradient_bound=bound)  # (N,)
+    law, at_balance = (Cauchy(held + u[:, None], width) for u in (foreseen, balanced))
+    slope = _slopes(at_balance, labels, bound=bound)  # (N, 1 + K)
+    common = _cut_off(_slopes(law, labels, bound=bound).sum(-1), bound)  # (N,)
+    terms = ovr_terms(law, height.new_zeros(()), labels)
+    return terms + (slope * (height - held)).sum(-1) + common * (loc_U0 - foreseen)
+
+
+@torch.no_grad()
+def balanced_cause(height: Tensor, *, scale: float, gradient_bound: float | None = None) -> Tensor:
+    """The common cause u (N,) at which a label is pulled up as hard as all its rivals are pushed down.
+
+    A root of Σ_k ∂L/∂loc_S,k at ``height`` + u, every slope cut off at the bound, by halving a bracket: at
+    its lower end everything lies so far below the threshold that the label is the steepest, at its upper end
+    the highest rival is as steep as a score can be.
+
+    Args:
+        height: (N, 1 + K) loc_S − C without a common cause, the label first.
+        scale: Of every score.
+        gradient_bound: As for `ovr_loss`.
+    """
+    label, rivals = height[:, 0], height[:, 1:]
+    if not rivals.numel():
+        return -label
+    top, tails = rivals.amax(-1), rivals.shape[1] * scale
+    depth = 4 * (1 + tails + (top - label).clamp(min=0)) + math.sqrt(tails / (gradient_bound or math.inf))
+    low, high = -torch.maximum(top, label) - depth, STEEPEST * scale - top
+    labels = torch.zeros_like(label, dtype=torch.long)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        law = Cauchy(height + middle[:, None], height.new_tensor(scale))
+        too_high = _slopes(law, labels, bound=gradient_bound).sum(-1) > 0
+        low, high = torch.where(too_high, low, middle), torch.where(too_high, middle, high)
+    return (low + high) / 2
 
 
 def number_gate(prob_num: Tensor, *, alpha: float, gradient: bool = True) -> Tensor:

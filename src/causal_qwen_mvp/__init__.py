@@ -53,6 +53,8 @@ CHANGEABLE = (
     "classification_loss_weight",
     "softmax_loss_weight",
     "ovr_gradient_bound",
+    "ovr_rivals",
+    "ovr_rival_scale",
     "loss_impl",
     "num_negatives",
 )

@@ -28,7 +28,9 @@ def trained(start, directory, **overrides):
 
 def test_words_learned_by_one_vs_rest_alone(start, tmp_path):
     result, model = trained(start, tmp_path)
-    assert model.config.ovr_gradient_bound == 0.2
+    recipe = TrainingRecipe.from_yaml(RECIPE)
+    for name in ("ovr_rivals", "ovr_rival_scale", "ovr_gradient_bound"):
+        assert getattr(model.config, name) == getattr(recipe, name) is not None
     assert (model.config.classification_loss_weight, model.config.softmax_loss_weight) == (1.0, 0.0)
     assert result.metrics["train/steps"] == 3
     (tmp_path / "plain").mkdir()
@@ -40,16 +42,18 @@ def test_words_learned_by_one_vs_rest_alone(start, tmp_path):
     torch.testing.assert_close(widening, widening[:1].expand_as(widening))
     assert widening[0] != 0
     assert torch.equal(model.lm_head.weight, as_trained.lm_head.weight)
-    # What the recipe holds is where conversion put it; the backbone is not.
+    # A law with a scale of its own leaves the scales where conversion put them, and the backbone moves.
     before = dict(CausalQwen2ForCausalLM.from_pretrained(start).named_parameters())
     moved = {
         name
         for name, after in as_trained.named_parameters()
         if not torch.equal(after.detach(), before[name].detach())
     }
-    held = TrainingRecipe.from_yaml(RECIPE).hold
-    assert not [name for name in moved if any(part in name for part in held)]
-    assert {"model.layers.0.mlp.up_proj.weight", "abduction.loc.weight", "action.threshold"} <= moved
+    scales = {"abduction.scale.weight", "abduction.scale.bias", "abduction.common_scale", "action.balance"}
+    assert scales <= before.keys()
+    assert not scales & moved
+    learned = {"model.layers.0.mlp.up_proj.weight", "abduction.loc.weight", "abduction.common.weight"}
+    assert learned | {"action.bias", "action.threshold"} <= moved
     # An uncalibrated start expects half the vocabulary at once.
     name = "dist/ovr_prob_sum_median"
     assert result.metrics[name] < 0.1 * plain.metrics[name]

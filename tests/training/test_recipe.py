@@ -51,6 +51,8 @@ def test_several_templates_survive_the_file(tmp_path):
         ({"template": ["{a}", 5]}, "'template'"),
         ({"numbers": "text"}, "'numbers' with value 'text'"),
         ({"epochs": float("inf")}, "'epochs': inf does not serve"),
+        ({"ovr_rivals": 0}, "'ovr_rivals': 0 does not serve; it must be at least 1"),
+        ({"ovr_rival_scale": 0}, "'ovr_rival_scale': 0 does not serve; it must be above 0"),
         ({"ovr_gradient_bound": 0}, "'ovr_gradient_bound': 0 does not serve; it must be above 0"),
         (
             {"hold": ["embed_tokens", ""]},

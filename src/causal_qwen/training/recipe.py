@@ -109,6 +109,9 @@ class TrainingRecipe:
         softmax_loss_weight: Weight of cross-entropy on the logits.
         ovr_gradient_bound: What the One-vs-Rest gradient of each score is cut off at; None leaves it, up to
             1/scale_S.
+        ovr_rivals: How many words stand against a label in the One-vs-Rest loss, the highest, under a law
+            of one scale for all; None is all words, under scale_S.
+        ovr_rival_scale: That scale, in nats.
         value_space: "log" or "linear".
         solve_steps: Steps between two solutions of the number head, which with a backbone that learns is not
             trained but solved for on the latest features (methods "full" and "lora").
@@ -176,6 +179,8 @@ class TrainingRecipe:
     classification_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=0.01)
     softmax_loss_weight: float | int = validated_field(NOT_NEGATIVE, default=1.0)
     ovr_gradient_bound: float | int | None = validated_field(POSITIVE, default=None)
+    ovr_rivals: int | None = validated_field(COUNT, default=None)
+    ovr_rival_scale: float | int = validated_field(POSITIVE, default=0.05)
     value_space: Literal["log", "linear"] = "log"
     solve_steps: int = validated_field(COUNT, default=2)
     precision_proof: bool = True

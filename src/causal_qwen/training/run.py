@@ -56,6 +56,8 @@ LOSS_FIELDS = (
     "reg_loss_weight",
     "softmax_loss_weight",
     "ovr_gradient_bound",
+    "ovr_rivals",
+    "ovr_rival_scale",
     "gate_alpha",
 )
 
