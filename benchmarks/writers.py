@@ -1,0 +1,184 @@
+"""Texts by many writers, for benchmarks that ask what individuals are good for.
+
+A writer is a setting (softmax, Gumbel noise tied to positions, or individuals) and a seed. All of them write
+on the native engine, in 4 bits, which the embedded base loses nothing by; special tokens are never written,
+so that every text has its full length. This module does not know what is asked of the texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
+
+from causal_qwen import Engine, Individual
+from causal_qwen.conversion import load_model
+from causal_qwen.generation import Decision, NativeStepper, Texts, steps
+from causal_qwen.kernels.native import LARGEST_NATIVE
+
+NEVER = -1e4  # bias of special tokens
+PROMPTS = (
+    "The old man walked slowly down to the harbour and",
+    "In order to bake a good loaf of bread, you",
+    "Scientists have discovered that the surface of the planet",
+    "My sister called me yesterday because",
+    "The main advantage of public transport is",
+    "When the first railway reached the town,",
+    "Dear neighbours, we would like to",
+    "A good friend is someone who",
+    "The recipe for happiness, according to the author,",
+    "During the long winter nights, the children",
+    "Water freezes at zero degrees, but",
+    "The teacher opened the window and said:",
+    "There are three reasons why",
+    "On the morning of the race,",
+    "Most people do not know that bees",
+    "The bridge was closed for repairs, so",
+    "If you ever visit the mountains in autumn,",
+    "The museum has a small room where",
+    "After the storm had passed, the farmer",
+    "Learning to play an instrument",
+    "The letter that arrived on Monday",
+    "A city without trees",
+    "Before you buy a used car,",
+    "The doctor looked at the results and",
+    "In the middle of the forest there was",
+    "What surprised me most about the book was",
+    "The history of glass begins",
+    "Every evening at six o'clock,",
+    "It is often said that money",
+    "The captain of the team explained that",
+    "Our cat has a strange habit:",
+    "To keep a garden healthy in summer,",
+    "The first time I saw the sea,",
+    "Engineers who build bridges",
+    "At the end of the street stands",
+    "The internet has changed the way",
+    "She had never told anyone about",
+    "The market opens early, and",
+    "Sleep is important because",
+    "Many languages have a word for",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How texts are written.
+
+    Args:
+        family: "softmax" (a draw per token), "gumbel" (one Gumbel vector per seed and position) or
+            "individual".
+        temperature: T.
+        persistence: ρ of individuals.
+    """
+
+    family: str
+    temperature: float = 1.0
+    persistence: float | None = None
+
+
+class Written(NamedTuple):
+    """Texts (N, T) as token ids, and the nats of each token under the base, (N, T)."""
+
+    ids: Tensor
+    nats: Tensor
+
+
+class GumbelNoise(LogitsProcessor):
+    """logits/T + G, whose argmax is a draw from softmax(logits/T): one G per (seed, position, token).
+
+    Args:
+        seeds: One per row.
+        temperature: T.
+        start: Length of the prompts, behind which positions are counted.
+    """
+
+    def __init__(self, seeds: Sequence[int], temperature: float, start: int) -> None:
+        self.seeds, self.temperature, self.start = list(seeds), temperature, start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """(B, V), of the position behind ``input_ids`` (B, T)."""
+        position = input_ids.shape[1] - self.start
+        noise = {seed: gumbel(seed, position, scores.shape[1]) for seed in set(self.seeds)}
+        return scores / self.temperature + torch.stack([noise[seed] for seed in self.seeds])
+
+
+def gumbel(seed: int, position: int, size: int) -> Tensor:
+    """−log(−log r), (size,), from a counter-based generator."""
+    bits = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=[0, position, 0, 0])
+    uniform = np.random.Generator(bits).random(size) + 2.0**-54  # neither 0 nor 1
+    return torch.from_numpy(-np.log(-np.log(uniform))).float()
+
+
+class Writers:
+    """The base as a causal model on the engine.
+
+    Args:
+        base: Embedded base, directory or hub id.
+        prompts: Continued by every writer.
+    """
+
+    def __init__(self, base: str, prompts: Sequence[str] = PROMPTS) -> None:
+        self.model, processor = load_model(base)
+        self.tokenizer = processor.tokenizer
+        with torch.no_grad():
+            self.model.action.bias[self.tokenizer.all_special_ids] = NEVER
+        self.engine = Engine.from_model(self.model, precision="int4")
+        self.prompts = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+
+    def write(self, setting: Setting, rows: Sequence[tuple[int, Individual | int]], tokens: int) -> Written:
+        """One text per row, a prompt's index and who writes: an individual, or a seed."""
+        batches = [rows[first : first + LARGEST_NATIVE] for first in range(0, len(rows), LARGEST_NATIVE)]
+        parts = [self._batch(setting, batch, tokens) for batch in batches]
+        return Written(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def _batch(self, setting: Setting, rows: Sequence[tuple[int, Individual | int]], tokens: int) -> Written:
+        prompts = [self.prompts[prompt] for prompt, _ in rows]
+        start = max(map(len, prompts))
+        ids = torch.tensor([[0] * (start - len(prompt)) + prompt for prompt in prompts])  # (B, start)
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        mask = (torch.arange(start) >= start - lengths[:, None]).long()  # (B, start)
+        who = [writer for _, writer in rows]
+        decision, processors = self._decision(setting, who, start)
+        stepper = NativeStepper(self.model, self.engine, mask, max_length=start + tokens)
+        texts = Texts(ids, num_token_id=self.model.config.num_token_id)
+        nats = []
+        for inference in itertools.islice(steps(stepper, decision, texts, processors), tokens):
+            logits = inference.choice.logits
+            logits = inference.readout.logits(inference.U.loc) if logits is None else logits  # (B, V)
+            chosen = logits.gather(1, inference.tokens[:, None]).squeeze(1)
+            nats.append(logits.logsumexp(-1) - chosen)
+        return Written(texts.ids[:, start:], torch.stack(nats, dim=1))
+
+    def _decision(
+        self, setting: Setting, who: Sequence[Individual | int], start: int
+    ) -> tuple[Decision, LogitsProcessorList]:
+        config = self.model.config
+        if setting.family == "individual":
+            people = functools.cache(Individual)
+            noise: dict[str, Any] = {
+                "noise_gain": config.noise_gain, "density_floor": config.density_floor,
+                "persistence": config.persistence if setting.persistence is None else setting.persistence,
+                "individuals": [one if isinstance(one, Individual) else people(one) for one in who],
+            }  # fmt: skip
+            decision = Decision("causal", do_sample=True, temperature=setting.temperature, **noise)
+            return decision, LogitsProcessorList()
+        seeds = [one.seed if isinstance(one, Individual) else one for one in who]
+        if setting.family == "gumbel":
+            processors = [GumbelNoise(seeds, setting.temperature, start)]
+            return Decision("compatible", hide_num=True), LogitsProcessorList(processors)
+        torch.manual_seed(seeds[0])
+        temperature = LogitsProcessorList([TemperatureLogitsWarper(setting.temperature)])
+        return Decision("compatible", do_sample=True, hide_num=True), temperature
+
+    def texts(self, ids: Tensor) -> list[str]:
+        """As a reader sees them."""
+        return self.tokenizer.batch_decode(ids)
