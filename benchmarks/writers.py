@@ -7,6 +7,7 @@ so that every text has its full length. This module does not know what is asked 
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 from causal_qwen import Engine, Individual
 from causal_qwen.conversion import load_model
-from causal_qwen.generation import Decision, NativeStepper, Texts, steps
+from causal_qwen.decoder import KVCache
+from causal_qwen.generation import Causes, Decision, NativeStepper, Texts, steps
 from causal_qwen.kernels.native import LARGEST_NATIVE
 
 NEVER = -1e4  # bias of special tokens
@@ -85,7 +87,7 @@ class Setting:
 
 
 class Written(NamedTuple):
-    """Texts (N, T) as token ids, and the nats of each token under the base, (N, T)."""
+    """Texts (N, T) as token ids, and the nats of each token under the base, (N, T), or (N, 0) unscored."""
 
     ids: Tensor
     nats: Tensor
@@ -117,6 +119,20 @@ def gumbel(seed: int, position: int, size: int) -> Tensor:
     return torch.from_numpy(-np.log(-np.log(uniform))).float()
 
 
+class _Reread(NativeStepper):
+    """Reads its prompts once, however many writers continue them."""
+
+    _start: tuple[Causes, KVCache] | None = None
+
+    def prefill(self, input_ids: Tensor, numeric_values: Tensor | None) -> Causes:
+        """As in `Stepper`."""
+        if self._start is None:
+            self._start = super().prefill(input_ids, numeric_values), self._cache
+        causes, cache = self._start
+        self._cache = copy.deepcopy(cache)
+        return causes
+
+
 class Writers:
     """The base as a causal model on the engine.
 
@@ -132,31 +148,49 @@ class Writers:
             self.model.action.bias[self.tokenizer.all_special_ids] = NEVER
         self.engine = Engine.from_model(self.model, precision="int4")
         self.prompts = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        self._steppers: dict[tuple[tuple[int, ...], int], tuple[_Reread, Tensor]] = {}
 
-    def write(self, setting: Setting, rows: Sequence[tuple[int, Individual | int]], tokens: int) -> Written:
-        """One text per row, a prompt's index and who writes: an individual, or a seed."""
+    def write(
+        self,
+        setting: Setting,
+        rows: Sequence[tuple[int, Individual | int]],
+        tokens: int,
+        *,
+        scored: bool = True,
+    ) -> Written:
+        """One text per row: a prompt's index, and who writes, an individual or a seed; ``scored`` by nats."""
         batches = [rows[first : first + LARGEST_NATIVE] for first in range(0, len(rows), LARGEST_NATIVE)]
-        parts = [self._batch(setting, batch, tokens) for batch in batches]
+        parts = [self._batch(setting, batch, tokens, scored) for batch in batches]
         return Written(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     @torch.no_grad()
-    def _batch(self, setting: Setting, rows: Sequence[tuple[int, Individual | int]], tokens: int) -> Written:
-        prompts = [self.prompts[prompt] for prompt, _ in rows]
-        start = max(map(len, prompts))
-        ids = torch.tensor([[0] * (start - len(prompt)) + prompt for prompt in prompts])  # (B, start)
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        mask = (torch.arange(start) >= start - lengths[:, None]).long()  # (B, start)
-        who = [writer for _, writer in rows]
-        decision, processors = self._decision(setting, who, start)
-        stepper = NativeStepper(self.model, self.engine, mask, max_length=start + tokens)
+    def _batch(
+        self, setting: Setting, rows: Sequence[tuple[int, Individual | int]], tokens: int, scored: bool
+    ) -> Written:
+        stepper, ids = self._read(tuple(prompt for prompt, _ in rows), tokens)
+        decision, processors = self._decision(setting, [writer for _, writer in rows], ids.shape[1])
         texts = Texts(ids, num_token_id=self.model.config.num_token_id)
-        nats = []
+        nats = [torch.zeros(len(rows), 0)]
         for inference in itertools.islice(steps(stepper, decision, texts, processors), tokens):
+            if not scored:
+                continue
             logits = inference.choice.logits
             logits = inference.readout.logits(inference.U.loc) if logits is None else logits  # (B, V)
-            chosen = logits.gather(1, inference.tokens[:, None]).squeeze(1)
-            nats.append(logits.logsumexp(-1) - chosen)
-        return Written(texts.ids[:, start:], torch.stack(nats, dim=1))
+            chosen = logits.gather(1, inference.tokens[:, None])
+            nats.append(logits.logsumexp(-1, keepdim=True) - chosen)
+        return Written(texts.ids[:, ids.shape[1] :], torch.cat(nats, dim=1))
+
+    def _read(self, prompts: tuple[int, ...], tokens: int) -> tuple[_Reread, Tensor]:
+        """A stepper for these prompts, and their ids (B, T), padded on the left."""
+        if (prompts, tokens) not in self._steppers:
+            texts = [self.prompts[prompt] for prompt in prompts]
+            start = max(map(len, texts))
+            ids = torch.tensor([[0] * (start - len(text)) + text for text in texts])  # (B, T)
+            lengths = torch.tensor([len(text) for text in texts])
+            mask = (torch.arange(start) >= start - lengths[:, None]).long()  # (B, T)
+            stepper = _Reread(self.model, self.engine, mask, max_length=start + tokens)
+            self._steppers = {(prompts, tokens): (stepper, ids)}
+        return self._steppers[prompts, tokens]
 
     def _decision(
         self, setting: Setting, who: Sequence[Individual | int], start: int
