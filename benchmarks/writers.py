@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 
-from causal_qwen import Engine, Individual
+from causal_qwen import Cauchy, Engine, Individual
 from causal_qwen.conversion import load_model
 from causal_qwen.decoder import KVCache
 from causal_qwen.generation import Causes, Decision, NativeStepper, Texts, steps
@@ -75,15 +75,17 @@ class Setting:
     """How texts are written.
 
     Args:
-        family: "softmax" (a draw per token), "gumbel" (one Gumbel vector per seed and position) or
-            "individual".
+        family: "softmax" (a draw per token), "gumbel" (one Gumbel vector per seed and position), "arithmetic"
+            (a code per text) or "individual".
         temperature: T.
         persistence: ρ of individuals.
+        codes: Of arithmetic sampling, one in [0, 1) per text.
     """
 
     family: str
     temperature: float = 1.0
     persistence: float | None = None
+    codes: tuple[float, ...] = ()
 
 
 class Written(NamedTuple):
@@ -110,6 +112,28 @@ class GumbelNoise(LogitsProcessor):
         position = input_ids.shape[1] - self.start
         noise = {seed: gumbel(seed, position, scores.shape[1]) for seed in set(self.seeds)}
         return scores / self.temperature + torch.stack([noise[seed] for seed in self.seeds])
+
+
+class ArithmeticCodes(LogitsProcessor):
+    """Only the token in whose part of softmax(logits/T) a text's code lies; where in that part decides the
+    next one.
+
+    Args:
+        codes: (B,) in [0, 1), float64.
+        temperature: T.
+    """
+
+    def __init__(self, codes: Tensor, temperature: float) -> None:
+        self.codes, self.temperature = codes[:, None], temperature  # (B, 1)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """(B, V): 0 at the token, −inf elsewhere."""
+        prob = (scores.double() / self.temperature).softmax(-1)
+        ends = prob.cumsum(-1)
+        tokens = torch.searchsorted(ends, self.codes, right=True).clamp(max=prob.shape[1] - 1)  # (B, 1)
+        width = prob.gather(1, tokens)
+        self.codes = ((self.codes - ends.gather(1, tokens) + width) / width).clamp(0, 1 - 2.0**-53)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
 def gumbel(seed: int, position: int, size: int) -> Tensor:
@@ -159,8 +183,11 @@ class Writers:
         scored: bool = True,
     ) -> Written:
         """One text per row: a prompt's index, and who writes, an individual or a seed; ``scored`` by nats."""
-        batches = [rows[first : first + LARGEST_NATIVE] for first in range(0, len(rows), LARGEST_NATIVE)]
-        parts = [self._batch(setting, batch, tokens, scored) for batch in batches]
+        batches = [slice(first, first + LARGEST_NATIVE) for first in range(0, len(rows), LARGEST_NATIVE)]
+        parts = [
+            self._batch(replace(setting, codes=setting.codes[batch]), rows[batch], tokens, scored)
+            for batch in batches
+        ]
         return Written(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
     @torch.no_grad()
@@ -209,9 +236,21 @@ class Writers:
         if setting.family == "gumbel":
             processors = [GumbelNoise(seeds, setting.temperature, start)]
             return Decision("compatible", hide_num=True), LogitsProcessorList(processors)
+        if setting.family == "arithmetic":
+            codes = torch.tensor(setting.codes, dtype=torch.float64)
+            processors = [ArithmeticCodes(codes, setting.temperature)]
+            return Decision("compatible", hide_num=True), LogitsProcessorList(processors)
         torch.manual_seed(seeds[0])
         temperature = LogitsProcessorList([TemperatureLogitsWarper(setting.temperature)])
         return Decision("compatible", do_sample=True, hide_num=True), temperature
+
+    @torch.no_grad()
+    def causes(self) -> Causes:
+        """The laws behind each prompt: U (P, D) and U₀ (P,)."""
+        count = len(self.prompts)
+        batches = [range(i, min(i + LARGEST_NATIVE, count)) for i in range(0, count, LARGEST_NATIVE)]
+        parts = [stepper.prefill(ids, None) for stepper, ids in (self._read(tuple(b), 1) for b in batches)]
+        return Causes(*(Cauchy.cat(laws) for laws in zip(*parts, strict=True)))
 
     def texts(self, ids: Tensor) -> list[str]:
         """As a reader sees them."""

@@ -2,8 +2,8 @@
 
 Independent individuals are the plain choice. A stratified set is chosen from a pool of them, so that first
 tokens come up as often as they are likely to. Every scheme is fair: anybody of the law is as likely to be in
-the set as anybody else, so averages estimate the same. This module knows how a first token is decided, not what
-is done with a set.
+the set as anybody else, so averages estimate the same. This module knows how a first token is decided, not
+what is done with a set.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import Prompt, prompt_batch
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.settings import resolve
+from causal_qwen.heads import exact
 from causal_qwen.individual import SEEDS, Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["Scheme", "individuals", "stratified"]
+__all__ = ["Scheme", "by_first_token", "individuals", "stratified"]
 
 Scheme = Literal["independent", "antithetic", "stratified"]
 POOL = 32  # candidates per individual of a stratified set
@@ -67,13 +70,19 @@ def individuals(
         raise ValueError(
             "scheme='stratified' balances what is said first: pass model=, processor= and prompt="
         )
+    inputs = prompt_batch(processor, [prompt], model.device)
+    with torch.no_grad():
+        outputs = model(**inputs, logits_to_keep=1, output_logits=False)
+    U = outputs.U[0, -1:].to(torch.float32)  # (1, D)
+    settings = resolve(model, noise_gain=None, density_floor=None, persistence=None)
+    gain = temperature * settings.pop("noise_gain")
     pool = _following(seed, count * POOL, persistence)
-    order = _by_first_token(model, processor, prompt, pool, temperature)
-    return [pool[index] for index in stratified(order, count, seed)]
+    noise = torch.stack([one.noise(0, U.loc.shape[-1], **settings)[:-1] for one in pool])  # (N, D)
+    return [pool[index] for index in stratified(by_first_token(model, U, noise, gain=gain), count, seed)]
 
 
 def stratified(order: list[int], count: int, seed: int) -> list[int]:
-    """One of each of ``count`` equal parts of ``order``, in random order: all are equally likely to be chosen.
+    """One of each of ``count`` equal parts of ``order``, in random order: all are equally likely.
 
     Args:
         order: A multiple of ``count`` of candidates, neighbours alike.
@@ -91,24 +100,19 @@ def _following(seed: int, count: int, persistence: float | None) -> list[Individ
 
 
 @torch.no_grad()
-def _by_first_token(
-    model: CausalLM,
-    processor: CausalQwen2Processor,
-    prompt: Prompt,
-    pool: list[Individual],
-    temperature: float,
-) -> list[int]:
-    """Indices of the pool by first token, likely ones first, then by the token that would be second, then by
-    the lead over it.
+def by_first_token(model: CausalLM, U: Cauchy, noise: Tensor, *, gain: float) -> list[int]:
+    """Indices of candidates by what they would say first, then by what would be second, then by its distance.
+
+    Args:
+        model: Who decides.
+        U: The law behind the first token, (1, D).
+        noise: ε of each candidate there, (N, D).
+        gain: T·κ.
     """
-    settings = resolve(model, noise_gain=None, density_floor=None, persistence=None)
-    gain = temperature * settings.pop("noise_gain")
-    outputs = model(**prompt_batch(processor, [prompt], model.device), logits_to_keep=1, output_logits=False)
-    readout, U = ReadOut(model), outputs.U[0, -1:].to(torch.float32)  # (1, D)
+    readout = ReadOut(model)
     logits, tokens = readout.logits(U.loc)[0].topk(min(TOKENS, model.config.vocab_size))  # (K,)
-    noise = torch.stack([one.noise(0, U.loc.shape[-1], **settings)[:-1] for one in pool])  # (N, D)
     moves = (U.scale + readout.noise) * noise.to(U.loc.device)  # (N, D)
-    rows = model.lm_head.weight[tokens].to(moves.dtype)  # (K, D)
-    scores = torch.addmm(logits, moves, rows.T, alpha=gain)  # (N, K)
+    scores = torch.addmm(logits, moves, exact(model.lm_head.weight[tokens]).T, alpha=gain)  # (N, K)
     (first, second), best = (part.T.cpu().numpy() for part in scores.topk(2))
-    return np.lexsort((second - first, best[1], best[0])).tolist()
+    order: list[int] = np.lexsort((second - first, best[1], best[0])).tolist()
+    return order
