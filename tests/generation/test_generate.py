@@ -283,11 +283,11 @@ def test_temperature_is_inert_without_sampling_and_zero_is_noise_free(model, spe
 )
 def test_the_same_individual_says_the_same_anywhere(speaker, prompts, mode):
     people = [
-        Individual(0),
-        Individual(1, world=0),
-        Individual(2).antithetic(),
-        Individual(3, world=1).antithetic(),
-        Individual(4),
+        Individual(10),
+        Individual(11, world=0),
+        Individual(12).antithetic(),
+        Individual(13, world=1).antithetic(),
+        Individual(14),
     ]
     together = speaker.generate(
         **prompts, individual=people, max_new_tokens=NEW, return_dict_in_generate=True, **mode

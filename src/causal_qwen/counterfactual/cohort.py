@@ -59,6 +59,7 @@ def individuals(
     """
     if count < 1:
         raise ValueError(f"count is {count!r}; ask at least one individual")
+    Individual(seed, persistence)  # or it says what is wrong
     if scheme not in get_args(Scheme):
         raise ValueError(f"scheme is {scheme!r:.80}; choose one of {', '.join(get_args(Scheme))}")
     if scheme == "independent":
