@@ -1,13 +1,13 @@
 """Who wrote this? Whether the texts of an individual are recognisable, and what that costs.
 
 Every writer continues the same prompts. A reader counts words: for each writer the centroid of their texts
-after one half of the prompts, and the author of a text after another prompt is whoever's centroid is nearest.
-Then the reader learns from the *first* halves of texts and is shown the *second* halves of texts after other
-prompts: noise that is only tied to positions has nothing to show there, what persists has.
+after one half of the prompts, and the author of what was written after the other half is whoever's centroid
+is nearest; asked about one text alone, and about all texts of somebody together. Then the reader learns from
+the *first* halves of texts and is shown the *second* halves of texts after other prompts: noise that is only
+tied to positions has nothing to show there, what persists has.
 
 All ways to write are taken at the same nats per token under the base, by a temperature that is found on other
-writers first; one row is at temperature 1, as the model comes. Intervals are of a bootstrap over writers and
-prompts.
+writers first; some rows are at other temperatures. Intervals are of a bootstrap over writers and prompts.
 
     python benchmarks/identity.py            # 24 writers, 40 prompts, 40 tokens: about half an hour on a core
     python benchmarks/identity.py --quick    # 24 writers, 20 prompts, 24 tokens, three settings
@@ -48,6 +48,8 @@ SCORED = 8  # writers whose nats are taken
 CALIBRATORS = 1000  # seed of the first of the writers on whom temperatures are found
 TRIALS = (0.8, 1.1)  # temperatures that the search for one begins with
 RESAMPLES = 4000
+HALVINGS = 20  # of the prompts
+LEAST_SPREAD = 0.1  # of a word, so that rare ones do not decide alone
 REPEATED = 3  # words in a row that count as a repetition where they stood before
 OPTIONS = {
     "base": BASE,
@@ -79,12 +81,17 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "persistence": writers.model.config.persistence,
         "chance": 1 / arguments.writers,
-        "attribution": shipped["whole"],
-        "half_text": shipped["half"],
-        "half_text_standard_errors": (shipped["half"] - 1 / arguments.writers)
-        / max(shipped["half_se"], 1 / (arguments.writers * arguments.prompts)),
+        "attribution": shipped["author"],
+        "half_text": shipped["half_author"],
+        "half_text_standard_errors": errors_above(shipped, "half_author", arguments.writers),
+        "half_single_standard_errors": errors_above(shipped, "half_text", arguments.writers),
         "settings": measured,
     }
+
+
+def errors_above(row: dict[str, float], name: str, writers: int) -> float:
+    """By how many standard errors a share lies above chance."""
+    return (row[name] - 1 / writers) / max(row[f"{name}_se"], 1e-3)
 
 
 def identity(writers: Writers, setting: Setting, count: int, tokens: int) -> dict[str, float]:
@@ -100,9 +107,12 @@ def identity(writers: Writers, setting: Setting, count: int, tokens: int) -> dic
         [writers.texts(rows[:, half]) for rows in ids]
         for half in (slice(None, tokens // 2), slice(tokens // 2, None))
     )
+    (text, author), (half_text, half_author) = attributions(whole, whole), attributions(first, second)
     counted: dict[str, Array] = {
-        "whole": attributions(whole, whole),
-        "half": attributions(first, second),
+        "text": text,
+        "author": author,
+        "half_text": half_text,
+        "half_author": half_author,
         "nats": np.array([part.nats.mean(-1).tolist() for part in parts[:SCORED]]),
         "distinct": np.array([[len(set(row)) for row in rows.tolist()] for rows in ids], dtype=float),
         "repeated": np.array([[repetition(row) for row in rows.tolist()] for rows in ids]),
@@ -133,37 +143,48 @@ def matched(writers: Writers, setting: Setting, nats: float, tokens: int) -> Set
 # The reader -------------------------------------------------------------------------------------------------
 
 
-def attributions(learned: Sequence[Sequence[str]], shown: Sequence[Sequence[str]]) -> Array:
-    """1 where a text is given to its author, (writers, prompts).
+def attributions(learned: Sequence[Sequence[str]], shown: Sequence[Sequence[str]]) -> tuple[Array, Array]:
+    """How often each text is given to its author, and how often all texts of an author together are.
 
-    The reader learns from ``learned`` after the prompts of one half (every other prompt) and is asked about
-    ``shown`` after those of the other, and the other way round.
-    """
-    hits = np.zeros((len(shown), len(shown[0])))
-    for parity in (0, 1):
-        training = [texts[1 - parity :: 2] for texts in learned]
-        test = [texts[parity::2] for texts in shown]
-        hits[:, parity::2] = nearest(training, test) == np.arange(len(shown))[:, None]
-    return hits
+    The prompts are halved at random, again and again: the reader learns ``learned`` after one half, and is
+    asked about ``shown`` after the other.
 
-
-def nearest(training: Sequence[Sequence[str]], test: Sequence[Sequence[str]]) -> npt.NDArray[np.int64]:
-    """The writer whose centroid has the smallest angle to each text, (writers, prompts).
-
-    A text is its words' log(1 + count), each word weighted by log(texts/texts with it) and all centred on the
-    mean of the writers, so that what all of them say points to none.
+    Returns:
+        Shares of the halvings, (writers, prompts) of single texts and (writers, 1) of all together.
     """
     vocabulary = {
-        word: index
-        for index, word in enumerate(sorted({w for texts in training for text in texts for w in words(text)}))
+        word: i for i, word in enumerate(sorted({w for row in learned for t in row for w in words(t)}))
     }
-    known, asked = (np.stack([_counts(texts, vocabulary) for texts in rows]) for rows in (training, test))
-    documents = known.reshape(-1, len(vocabulary))
-    weight = np.log(len(documents) / (documents > 0).sum(0))  # (words,)
-    known, asked = known * weight, asked * weight  # (writers, prompts, words)
+    known, asked = (np.stack([_counts(texts, vocabulary) for texts in rows]) for rows in (learned, shown))
+    count, prompts = len(shown), len(shown[0])
+    generator = np.random.default_rng(0)
+    right, seen, together = np.zeros((count, prompts)), np.zeros(prompts), np.zeros((count, 1))
+    for _ in range(HALVINGS):
+        training, test = np.split(generator.permutation(prompts), [prompts // 2])
+        single, pooled = nearest(known[:, training], asked[:, test])
+        right[:, test] += single == np.arange(count)[:, None]
+        seen[test] += 1
+        together[:, 0] += pooled == np.arange(count)
+    return right[:, seen > 0] / seen[seen > 0], together / HALVINGS
+
+
+def nearest(known: Array, asked: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The writer whose centroid has the smallest angle to each text, (writers, prompts), and to the mean of
+    all texts of a writer, (writers,).
+
+    Words weigh by the inverse of their spread over texts, and all is centred on the mean of the writers, so
+    that what everybody says points to nobody: Burrows's Delta with cosines.
+
+    Args:
+        known: (writers, prompts, words) log(1 + count) of the texts to learn from.
+        asked: The same of other texts.
+    """
+    spread = known.reshape(-1, known.shape[-1]).std(0) + LEAST_SPREAD  # (words,)
     mean = known.mean((0, 1))
-    centroids = _unit(known.mean(1) - mean)  # (writers, words)
-    return (_unit(asked - mean) @ centroids.T).argmax(-1)
+    centroids = _unit((known.mean(1) - mean) / spread)  # (writers, words)
+    texts = (asked - mean) / spread
+    single, pooled = (_unit(rows) @ centroids.T for rows in (texts, texts.mean(1)))
+    return single.argmax(-1), pooled.argmax(-1)
 
 
 def words(text: str) -> list[str]:
@@ -172,6 +193,7 @@ def words(text: str) -> list[str]:
 
 
 def _counts(texts: Sequence[str], vocabulary: dict[str, int]) -> Array:
+    """log(1 + count) of each word in each text, (texts, words)."""
     counts = np.zeros((len(texts), len(vocabulary)))
     for row, text in enumerate(texts):
         for word in words(text):
@@ -205,38 +227,53 @@ def bootstrap(values: Array) -> tuple[float, float, float]:
 
 
 def tables(record: Record) -> list[Table]:
-    """One row per setting."""
-    rows = [
+    """One row per setting: what was recognised, and what the texts are like."""
+    settings, options = record.figures["settings"], record.options
+
+    def share(row: dict[str, float], name: str) -> str:
+        return f"{row[name]:.0%} ({row[f'{name}_low']:.0%}–{row[f'{name}_high']:.0%})"
+
+    recognised = [
+        (name, *(share(row, test) for test in ("author", "text", "half_author", "half_text")))
+        for name, row in settings.items()
+    ]
+    texts = [
         (
             name,
             f"{row['temperature']:.2f}",
             "{nats:.2f} ({nats_low:.2f}–{nats_high:.2f})".format(**row),
-            "{whole:.0%} ({whole_low:.0%}–{whole_high:.0%})".format(**row),
-            "{half:.0%} ({half_low:.0%}–{half_high:.0%})".format(**row),
             "{distinct:.1f} ({distinct_low:.1f}–{distinct_high:.1f})".format(**row),
             "{repeated:.1%} ({repeated_low:.1%}–{repeated_high:.1%})".format(**row),
         )
-        for name, row in record.figures["settings"].items()
+        for name, row in settings.items()
     ]
-    options = record.options
+    half = options["prompts"] // 2
+    chance = f"chance is {record.figures['chance']:.1%}"
     title = (
-        f"{options['writers']} writers, {options['prompts']} prompts, {options['tokens']} tokens; "
-        f"chance is {record.figures['chance']:.1%}; in parentheses 95% intervals"
+        f"{options['writers']} writers ({chance}), {options['prompts']} prompts, {options['tokens']} tokens; "
+        "in parentheses 95% intervals"
     )
     columns = (
-        "setting", "T", "nats per token", "author of a text, other prompts",
-        "author of a second half, from first halves", "distinct tokens", "repeated triples",
+        "texts given to their author", f"{half} texts together", "one text",
+        f"{half} second halves, from first halves", "one second half",
     )  # fmt: skip
-    return [Table(title, columns, rows)]
+    return [
+        Table(title, columns, recognised),
+        Table(
+            "The same texts",
+            ("setting", "T", "nats per token", "distinct tokens", "repeated triples"),
+            texts,
+        ),
+    ]
 
 
 def headlines(record: Record) -> list[tuple[str, str]]:
     """Attribution as the model comes."""
-    found = record.figures
+    found, options = record.figures, record.options
     return [
         (
-            f"author of a text among {record.options['writers']}, by word counts, at ρ = "
-            f"{found['persistence']:g}; second halves from first halves; chance",
+            f"author of {options['prompts'] // 2} texts among {options['writers']}, by word counts, at ρ = "
+            f"{found['persistence']:g}; of second halves from first halves; chance",
             f"{found['attribution']:.0%}; {found['half_text']:.0%}; {found['chance']:.0%}",
         )
     ]
@@ -249,29 +286,27 @@ def draw(record: Record, file: Path) -> None:
     figure = Figure(figsize=(8.5, 5.5), layout="constrained")
     axes = figure.subplots()
     settings = record.figures["settings"]
+    tests = (("author", "o", "full", "whole texts"), ("half_author", "s", "none", "second halves from first"))
     for family, colour in (("softmax", "tab:gray"), ("Gumbel", "tab:orange"), ("individual", "tab:blue")):
         named = {name: row for name, row in settings.items() if name.startswith(family)}
-        for measure, style, label in (
-            ("whole", "o", "whole texts"),
-            ("half", "s", "second halves from first halves"),
-        ):
+        for test, marker, fill, label in tests:
             points = list(named.values())
+            middle, low, high = ([row[f"{test}{end}"] for row in points] for end in ("", "_low", "_high"))
+            bars = [
+                [m - e for m, e in zip(middle, low, strict=True)],
+                [e - m for m, e in zip(middle, high, strict=True)],
+            ]
             axes.errorbar(
-                [row["distinct"] for row in points], [row[measure] for row in points],
-                yerr=[
-                    [row[measure] - row[f"{measure}_low"] for row in points],
-                    [row[f"{measure}_high"] - row[measure] for row in points],
-                ],
-                fmt=style, color=colour, capsize=2, label=f"{family}: {label}",
-                fillstyle="full" if measure == "whole" else "none",
+                [row["distinct"] for row in points], middle, yerr=bars, fmt=marker, color=colour, capsize=2,
+                fillstyle=fill, label=f"{family}, {label}",
             )  # fmt: skip
         for name, row in named.items():
             short = name.removeprefix(family).strip(" ,") or name
-            place = (row["distinct"], row["whole"])
+            place = (row["distinct"], row["author"])
             axes.annotate(short, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
     axes.axhline(record.figures["chance"], color="black", linewidth=0.8, linestyle=":")
     axes.set(
-        xlabel="distinct tokens per text", ylabel="texts given to their author", ylim=(0, 1.03),
+        xlabel="distinct tokens per text", ylabel="given to their author", ylim=(0, 1.05),
         title="Who wrote this? The dotted line is chance",
     )  # fmt: skip
     axes.legend(fontsize=8)

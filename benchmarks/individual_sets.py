@@ -42,15 +42,16 @@ STRANGERS = 1 << 20  # seeds of one set are this far from those of the next
 CANDIDATES = (
     2048  # tokens among which a first token is looked for; the rest has a share of less than a per cent
 )
+LEAST_VARIANCE = 1e-12  # where all say the same
 RESAMPLES = 2000
 OPTIONS = {
     "base": BASE,
-    "prompts": Option("prompts", 24, smoke=2, quick=10),
+    "prompts": Option("prompts", 16, smoke=2, quick=8),
     "size": Option("individuals per set", 16, smoke=2),
-    "sets": Option("sets per prompt and scheme, of first tokens", 30, smoke=2, quick=20),
-    "text_prompts": Option("prompts of texts", 12, smoke=2, quick=4),
+    "sets": Option("sets per prompt and scheme, of first tokens", 24, smoke=4, quick=12),
+    "text_prompts": Option("prompts of texts", 8, smoke=2, quick=4),
     "text_sets": Option("sets per prompt and scheme, of texts", 6, smoke=2, quick=4),
-    "tokens": Option("tokens per text", 10, smoke=3, quick=6),
+    "tokens": Option("tokens per text", 8, smoke=3, quick=6),
 }
 # What is averaged over a set of texts: their nats per token, and their length in characters.
 Scores = dict[str, Array]  # (prompts, sets, individuals) each
@@ -184,7 +185,7 @@ def compared(scores: dict[str, Scores]) -> dict[str, Any]:
                     np.stack(
                         [values.mean(-1).var(-1, ddof=1), single(scores[SCHEMES[scheme]][name])], axis=1
                     ),
-                    lambda rows: float(rows[:, 0].sum() / rows[:, 1].sum()),
+                    lambda rows: float(rows[:, 0].sum() / max(rows[:, 1].sum(), LEAST_VARIANCE)),
                 )
                 for name, values in own.items()
                 if name != "answers"
