@@ -16,7 +16,7 @@ from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-NO_SCRIPT = {"frozen", "measure", "peers", "render", "table_data"}
+NO_SCRIPT = {"frozen", "measure", "peers", "render", "table_data", "writers"}
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 SETTINGS = {"causal rho=0.2", "softmax T=1.0", "causal floor=0.0"}
@@ -42,6 +42,8 @@ KEYS = {
     "descriptions": ({"states", "median_mdae", "seconds"},),
     "fuzz": ({"targets", "all"},),
     "generate": ({"embedded", "tiny dimensions", "growth"}, GENERATE),
+    "identity": ({"attribution", "half_text", "half_text_standard_errors", "chance", "settings"},),
+    "individual_sets": ({"first", "texts"},),
     "outliers": ({"causal_growth_30", "boosting_growth_30", "boosting_l1_growth_30", "tables"},),
     "ovr_loss": (
         {"sizes", "step_seconds", "step_memory", "exactness"},
@@ -67,7 +69,7 @@ KEYS = {
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
 CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}
-PICTURES = {"decoder_cache", "outliers", "sampling_frontier", "tables", "tuning"}
+PICTURES = {"decoder_cache", "identity", "outliers", "sampling_frontier", "tables", "tuning"}
 
 
 @pytest.fixture(autouse=True)

@@ -79,19 +79,131 @@ def test_an_explicit_path_is_followed_then_continued():
         individual.noise(0, 32, density_floor=0.0, persistence=0.2)
 
 
+# --- worlds: exogenous noise that is not the individual's
+
+
+def worlds(individual, count, *, positions=1, floor=0.0, persistence=0.2):
+    settings = {"density_floor": floor, "persistence": persistence}
+    return torch.stack(
+        [
+            individual.redrawn(world).world_noise(position, D, **settings)
+            for world in range(count)
+            for position in range(positions)
+        ]
+    )
+
+
+def test_outside_of_any_world_the_exogenous_noise_is_the_individuals_own():
+    settings = {"density_floor": 0.01, "persistence": 0.2}
+    for individual in (Individual(3), Individual(3, path=torch.randn(2, D + 1))):
+        for position in (0, 5):
+            own = individual.noise(position, D, **settings)
+            assert torch.equal(individual.world_noise(position, D, **settings), own)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.2, 1.0])
+def test_the_noise_of_a_world_is_standard_cauchy_and_of_nobody_else(rho):
+    """Over the worlds of one individual; independent of its own noise and among each other."""
+    individual = Individual(3, rho)
+    drawn = worlds(individual, 300)
+    assert scipy.stats.kstest(drawn.flatten().numpy(), "cauchy").pvalue > 1e-3
+    own = path(individual, 1)[0]
+    assert torch.equal(path(individual.redrawn(7), 1)[0], own), "the individual is who it was"
+    for other in (own, drawn[1], worlds(Individual(4, rho), 1)[0]):
+        assert abs(scipy.stats.spearmanr(drawn[0], other).statistic) < 0.4
+        assert not drawn[0].eq(other).any()
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_what_is_kept_and_what_is_redrawn_add_up_to_the_law_of_one_noise(rho, share):
+    """s·ε + b·ε' ~ Cauchy(s + b): stability, untruncated. With the same s at two positions so does their
+    difference, whose scale is 2(1 − ρ) for one noise: the law of the path is the same, too.
+    """
+    people = [Individual(seed, rho, world=2) for seed in range(150)]
+    own = torch.stack([path(one, 2) for one in people])  # (n, 2, D + 1)
+    settings = {"density_floor": 0.0, "persistence": 0.2}
+    world = torch.stack([torch.stack([one.world_noise(i, D, **settings) for i in (0, 1)]) for one in people])
+    total = share * own + (1 - share) * world
+    assert scipy.stats.kstest(total[:, 0].flatten().numpy(), "cauchy").pvalue > 1e-3
+    if rho < 1:
+        difference = (total[:, 0] - total[:, 1]).flatten() / (2 * (1 - rho))
+        assert scipy.stats.kstest(difference.numpy(), "cauchy").pvalue > 1e-3
+
+
+def test_truncated_parts_add_up_within_the_bound_to_a_law_with_lighter_tails():
+    """What holds of stability under truncation: the bound and the symmetry; not the tails."""
+    people = [Individual(seed, 0.0, world=0) for seed in range(200)]
+    settings = {"density_floor": 0.01, "persistence": 0.0}
+    one = torch.cat([person.noise(0, D, **settings) for person in people])
+    other = torch.cat([person.world_noise(0, D, **settings) for person in people])
+    total = (one + other) / 2
+    assert total.abs().max() <= truncation_bound(0.01) * (1 + 1e-6)
+    assert abs(total.median().item()) < 0.05
+    quartile = [part.abs().median().item() for part in (one, total)]
+    assert 0.85 * quartile[0] < quartile[1] < quartile[0]
+    beyond = [(part.abs() > 5).double().mean().item() for part in (one, total)]
+    assert beyond[1] < 0.3 * beyond[0]
+
+
+def test_a_path_of_the_world_is_followed_until_the_world_is_another():
+    settings = {"density_floor": 0.0, "persistence": 0.2}
+    own, world = torch.randn(2, D + 1), torch.randn(2, D + 1)
+    individual = Individual(4, path=own, world=0, world_path=world)
+    assert torch.equal(individual.noise(1, D, **settings), own[1])
+    assert torch.equal(individual.world_noise(1, D, **settings), world[1])
+    assert torch.equal(individual.world_noise(2, D, **settings), worlds(Individual(4), 1, positions=3)[2])
+    another = individual.redrawn()
+    assert another.world == 1
+    assert torch.equal(another.noise(1, D, **settings), own[1])
+    assert torch.equal(another.world_noise(1, D, **settings), worlds(Individual(4), 2, positions=2)[3])
+
+
+# --- mirrors
+
+
+@pytest.mark.parametrize("made", [None, torch.randn(2, D + 1)], ids=["drawn", "path"])
+def test_the_antithetic_individual_has_the_opposite_noise_and_its_mirror_is_oneself(made):
+    world_path = None if made is None else 2 * made
+    individual = Individual(5, 0.3, 2, made, world=1, world_path=world_path)
+    mirror = individual.antithetic()
+    again = Individual.from_json(mirror.to_json())
+    settings = {"density_floor": 0.01, "persistence": 0.2}
+    for position in (0, 40):
+        for draw in (Individual.noise, Individual.world_noise):
+            noise = draw(individual, position, D, **settings)
+            assert torch.equal(draw(mirror, position, D, **settings), -noise)
+            assert torch.equal(draw(again, position, D, **settings), -noise)
+            assert torch.equal(draw(mirror.antithetic(), position, D, **settings), noise)
+    assert mirror.antithetic().to_json() == individual.to_json()
+
+
+# --- files
+
+
 @given(
     st.integers(0, 2**64 - 1),
     st.none() | st.floats(0, 1),
     st.integers(0, 1000),
     st.none() | st.integers(1, 4),
+    st.booleans(),
+    st.none() | st.integers(0, 2**48 - 1),
 )
-def test_json_round_trip(seed, persistence, start, length):
+def test_json_round_trip(seed, persistence, start, length, mirrored, world):
     made = None if length is None else torch.randn(length, 5)
-    individual = Individual(seed, persistence, start, made)
+    world_path = None if world is None or made is None else -made
+    individual = Individual(seed, persistence, start, made, mirrored, world, world_path)
     back = Individual.from_json(individual.to_json())
     assert (back.seed, back.persistence, back.start) == (seed, persistence, start)
-    assert (back.path is None) == (made is None)
-    assert made is None or torch.equal(back.path, made)
+    assert (back.mirrored, back.world) == (mirrored, world)
+    for one, other in ((back.path, made), (back.world_path, world_path)):
+        assert (one is None) == (other is None)
+        assert other is None or torch.equal(one, other)
+
+
+def test_individuals_of_older_files_are_outside_of_any_world():
+    back = Individual.from_json('{"seed": 3, "persistence": null, "start": 0}')
+    assert (back.mirrored, back.world, back.world_path) == (False, None, None)
 
 
 def test_files(tmp_path):
@@ -116,6 +228,10 @@ def test_random_individuals_differ():
         ({"seed": 1, "persistence": 1.5}, "persistence is 1.5"),
         ({"seed": 1, "start": -2}, "start is -2"),
         ({"seed": 1, "path": torch.zeros(3)}, r"shape \(3,\)"),
+        ({"seed": 1, "world": -1}, "world is -1"),
+        ({"seed": 1, "world": 2**48}, "world is 281474976710656"),
+        ({"seed": 1, "mirrored": 1}, "mirrored is 1"),
+        ({"seed": 1, "world_path": torch.zeros(3, 4)}, "without a world"),
     ],
 )
 def test_mistakes_are_named(fields, message):

@@ -25,7 +25,8 @@ PUBLIC = {
     "Abduction", "AbductionError", "Cauchy", "CausalGenerateOutput", "CausalLMOutput", "CausalQwen2Config",
     "CausalQwen2ForCausalLM", "CausalQwen2Processor", "CausalQwen3Config", "CausalQwen3ForCausalLM",
     "Counterfactual", "Engine", "Individual", "Inferencer", "Number", "NumberPrediction", "NumberStreamer",
-    "ValueSpace", "__version__", "abduct", "convert", "counterfactual", "format_number", "scan",
+    "ValueSpace", "__version__", "abduct", "convert", "counterfactual", "format_number",
+    "individuals", "scan",
 }  # fmt: skip
 
 

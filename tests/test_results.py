@@ -26,7 +26,7 @@ def render(monkeypatch):
     return importlib.import_module("render")
 
 
-HELPERS = {"frozen", "measure", "peers", "render", "table_data"}
+HELPERS = {"frozen", "measure", "peers", "render", "table_data", "writers"}
 
 
 @pytest.mark.parametrize("region", REGIONS)

@@ -22,6 +22,7 @@ _HOMES = {
         "Counterfactual",
         "abduct",
         "counterfactual",
+        "individuals",
     ),
     "causal_qwen.decoder": ("Engine",),
     "causal_qwen.generation": ("CausalGenerateOutput", "Inferencer", "NumberStreamer"),
@@ -44,7 +45,14 @@ if TYPE_CHECKING:
     from causal_qwen.cauchy import Cauchy
     from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
     from causal_qwen.conversion import convert
-    from causal_qwen.counterfactual import Abduction, AbductionError, Counterfactual, abduct, counterfactual
+    from causal_qwen.counterfactual import (
+        Abduction,
+        AbductionError,
+        Counterfactual,
+        abduct,
+        counterfactual,
+        individuals,
+    )
     from causal_qwen.decoder import Engine
     from causal_qwen.generation import CausalGenerateOutput, Inferencer, NumberStreamer
     from causal_qwen.individual import Individual

@@ -9,13 +9,14 @@ from scipy.optimize import minimize
 from scipy.stats import ks_2samp
 
 from causal_qwen import convert
-from causal_qwen.cauchy import truncation_bound
+from causal_qwen.cauchy import Cauchy, truncation_bound
 from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.counterfactual.abduction import AbductionError, abduct
 from causal_qwen.counterfactual.evidence import Evidence, NumberEvidence
 from causal_qwen.counterfactual.interventions import counterfactual, unprocessed
 from causal_qwen.counterfactual.projection import Projection, conditional_draw, interval
 from causal_qwen.data import prompt_batch
+from causal_qwen.generation import Causes, Decision, ReadOut
 from causal_qwen.individual import Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
@@ -65,6 +66,65 @@ def test_random_tokens_are_replayed_by_each_of_several_draws(converted, seed):
         assert person.path.abs().max() <= BOUND
     assert 1.0 <= found.effective_draws <= 3.0
     assert not torch.equal(found.individuals[0].path, found.individuals[1].path)
+
+
+def test_an_individual_and_its_world_explain_a_text_together(converted):
+    """Replayed as a whole; in another world the individual is kept and the text is not."""
+    model, processor = converted.model, converted.processor
+    observed = [10, 20, 30, 40]
+    found = abduct(model, processor, "hello", observed, draws=2, seed=5, noise="redrawn")
+    for person in found.individuals:
+        assert say(converted, "hello", Individual.from_json(person.to_json()), 4) == observed
+        for path in (person.path, person.world_path):
+            assert path.shape == (4, 33)
+            assert path.abs().max() <= BOUND
+        assert not torch.equal(person.path[:, :-1], person.world_path[:, :-1])
+    result = counterfactual(
+        model, processor, "hello", ["hello"] * 2, found, max_new_tokens=4, noise="redrawn"
+    )
+    assert result.factual.token_ids == tuple(observed)
+    assert all(torch.equal(b.individual.path, result.individual.path) for b in result.interventions)
+    assert not any(branch.identical_to_factual for branch in result.interventions)
+    kept = counterfactual(model, processor, "hello", ["hello"], found, max_new_tokens=4)
+    assert kept.interventions[0].identical_to_factual
+
+
+def test_both_noises_have_the_law_of_the_prior_given_the_text(converted):
+    """Against rejection: individuals in worlds who say the token first, by their projections on its row."""
+    model, processor = converted.model, converted.processor
+    inputs = prompt_batch(processor, ["hello"], model.device)
+    settings = {"density_floor": 0.01, "persistence": 0.0}
+    people = [Individual(seed, world=0) for seed in range(1200)]
+    with torch.no_grad():
+        outputs = model(**inputs, logits_to_keep=1)
+        causes = Causes(*(law[0, -1:].to(torch.float32) for law in (outputs.U, outputs.U0)))
+        causes = Causes(*(Cauchy(*(p.expand(1200, *p.shape[1:]) for p in (c.loc, c.scale))) for c in causes))
+        decision = Decision(
+            "causal", do_sample=True, individuals=people, noise_gain=model.config.noise_gain, **settings
+        )
+        said = decision.choose(ReadOut(model), causes, inputs["input_ids"].expand(1200, -1), 0, []).tokens
+    token = int(said.mode().values)
+    direction = model.lm_head.weight[token].detach()
+    found = abduct(model, processor, "hello", [token], draws=60, sweeps=4, noise="redrawn")
+    for draw, name in ((Individual.noise, "path"), (Individual.world_noise, "world_path")):
+        prior = [
+            draw(one, 0, 32, **settings)[:-1] @ direction
+            for one, y in zip(people, said, strict=True)
+            if y == token
+        ]
+        walk = [getattr(one, name)[0, :-1] @ direction for one in found.individuals]
+        assert ks_2samp(np.array(walk), np.array(prior)).pvalue > 1e-3
+
+
+def test_numbers_and_worlds_are_replayed_together(numeric):
+    model, processor = numeric
+    found = abduct(model, processor, "It cost 12 or", " 99.9 or", noise="redrawn", seed=2)
+    result = counterfactual(
+        model, processor, "It cost 12 or", ["It cost 12 or"], found, max_new_tokens=len(found.tokens),
+        noise="redrawn",
+    )  # fmt: skip
+    assert result.factual.token_ids == tuple(found.tokens)
+    assert [number.value for number in result.factual.numbers] == pytest.approx([99.9], rel=1e-4)
 
 
 def test_settings_are_part_of_what_was_abducted(converted):
@@ -220,6 +280,7 @@ def test_a_token_beyond_the_truncation_is_refused_with_what_would_reach_it(conve
         ({"continuation": [1], "temperature": 0.0}, "temperature is 0.0"),
         ({"continuation": [1], "draws": 0}, "draws is 0"),
         ({"continuation": [1], "density_floor": 1.0}, "density_floor is 1.0"),
+        ({"continuation": [1], "noise": "lost"}, "noise is 'lost'"),
     ],
 )
 def test_mistakes_are_named(converted, arguments, message):

@@ -1,5 +1,6 @@
 """One individual under several prompts: what stays, what changes, and against what it is held."""
 
+import functools
 import itertools
 import json
 import random
@@ -57,6 +58,50 @@ def test_the_null_intervention_keeps_the_values(writes_numbers):
     for number in result.factual.numbers:
         assert result.factual.token_ids[number.position] == processor.num_token_id
         assert number.lower < number.upper
+
+
+@pytest.mark.parametrize("individual", [3, Individual(4, persistence=1.0), Individual(5, world=6)])
+def test_redrawn_noise_keeps_the_fact_and_gives_each_intervention_a_world_of_its_own(converted, individual):
+    model, processor = converted.model, converted.processor
+    result, kept = (
+        counterfactual(model, processor, "Hello", ["Hello"] * 3, individual, max_new_tokens=24, noise=noise)
+        for noise in ("redrawn", "kept")
+    )
+    assert result.factual.token_ids == kept.factual.token_ids
+    assert all(branch.identical_to_factual for branch in kept.interventions)
+    assert len({branch.token_ids for branch in (result.factual, *result.interventions)}) == 4
+    first = 0 if result.individual.world is None else result.individual.world + 1
+    assert [branch.individual.world for branch in result.interventions] == [first, first + 1, first + 2]
+    fields = json.loads(json.dumps(result.to_dict()))
+    assert fields["noise"] == "redrawn"
+    assert [branch["world"] for branch in fields["interventions"]] == [first, first + 1, first + 2]
+    for branch in result.interventions:  # who spoke, and where, is enough to repeat it
+        person = Individual.from_json(branch.individual.to_json())
+        again = counterfactual(model, processor, "Hello", [], person, max_new_tokens=24)
+        assert again.factual.token_ids == branch.token_ids
+
+
+def test_where_nothing_is_exogenous_redrawn_noise_is_kept_noise(writes_numbers):
+    model, processor = writes_numbers
+    noise = model.action.b_noise.data.clone(), model.action.number_noise.data.clone()
+    prompt = "It cost 12.5 or"
+    redraw = functools.partial(
+        counterfactual, model, processor, prompt, [prompt], 1, max_new_tokens=24, noise="redrawn"
+    )
+    model.action.b_noise.data.zero_()
+    try:
+        (null,) = redraw().interventions
+        values = [number.value for number in null.numbers]
+        assert values != [number.value for number in redraw().factual.numbers]  # ε_Y is the world's
+        model.action.number_noise.data.zero_()
+        assert redraw().interventions[0].identical_to_factual
+    finally:
+        model.action.b_noise.data, model.action.number_noise.data = noise
+
+
+def test_a_reading_that_does_not_exist_is_named(converted):
+    with pytest.raises(ValueError, match="noise is 'lost'; choose one of kept, redrawn"):
+        counterfactual(converted.model, converted.processor, "abc", noise="lost")
 
 
 def test_another_value_in_the_prompt_is_an_intervention(writes_numbers):
@@ -178,6 +223,18 @@ def test_the_command_prints_json(directory):
     fields = json.loads(result.stdout)
     assert [branch["identical_to_factual"] for branch in fields["interventions"]] == [True, False]
     assert fields["individual"]["seed"] == 5
+
+
+def test_the_command_redraws_noise(directory):
+    arguments = [directory, "Hi", "--do", "Hi", "--seed", 5, "--max-new-tokens", 8, "--noise", "redrawn"]
+    fields = json.loads(invoke(*arguments, "--json").stdout)
+    assert fields["noise"] == "redrawn"
+    assert fields["interventions"][0]["world"] == 0
+    assert not fields["interventions"][0]["identical_to_factual"]
+    kept = json.loads(invoke(*arguments[:-2], "--json").stdout)
+    assert fields["factual"] == kept["factual"]
+    assert "exogenous noise redrawn" in " ".join(invoke(*arguments).stdout.split())
+    assert invoke(*arguments[:-1], "lost").exit_code == 2
 
 
 def test_the_command_prints_a_table_and_the_seed(directory):

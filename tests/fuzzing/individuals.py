@@ -22,6 +22,7 @@ def files() -> list[bytes]:
         Individual(2**64 - 1, 0.25, 12),
         Individual(3, 1.0),
         Individual(4, None, 2, path),
+        Individual(5, 0.5, 0, path, mirrored=True, world=3, world_path=-path),
     )
     return [person.to_json().encode() for person in people]
 
@@ -31,6 +32,7 @@ def check_file(data: bytes) -> None:
     person = Individual.load(written(data, ".json"))
     again = Individual.from_json(person.to_json())
     assert (again.seed, again.persistence, again.start) == (person.seed, person.persistence, person.start)
+    assert (again.mirrored, again.world) == (person.mirrored, person.world)
     assert (again.path is None) == (person.path is None)
     size = 3 if person.path is None else person.path.shape[1] - 1
     for position in (0, 5):

@@ -1,5 +1,6 @@
 """generate(): what each mode decides, by whom, and that nothing but the individual and the prompt matters."""
 
+import dataclasses
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from causal_qwen.cauchy import Cauchy, truncation_bound
 from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.generation import Causes, Decision, ReadOut
+from causal_qwen.individual import one_per_row
 from conftest import tiny_base, tiny_causal, tiny_tokenizer
 
 NEW = 20
@@ -122,9 +124,9 @@ def test_ovr_normalisation_draws_from_the_one_vs_rest_probabilities(speaker, ids
 
 
 def decide(model, ids, seeds, **settings):
-    """One position, decided for the same state by many individuals."""
+    """One position, decided for the same state by many individuals, or their seeds."""
     outputs = model(ids[:1].expand(len(seeds), -1), logits_to_keep=1)
-    decision = Decision(**settings, individuals=[Individual(seed) for seed in seeds])
+    decision = Decision(**settings, individuals=one_per_row(list(seeds), len(seeds)))
     causes = Causes(outputs.U[:, -1], outputs.U0[:, -1])
     return outputs, decision.choose(ReadOut(model), causes, ids[:1].expand(len(seeds), -1), 0, [])
 
@@ -154,6 +156,77 @@ def test_causal_numbers_have_the_quantiles_that_standard_reports(speaker, ids):
     assert scipy.stats.kstest(y.numpy(), law.cdf).pvalue > 1e-3
     inside = ((choice.values >= choice.lower) & (choice.values <= choice.upper)).double().mean().item()
     assert inside == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3])
+def test_a_redrawn_individual_has_the_law_of_the_one_that_is_kept(speaker, ids, rho):
+    """scale_U·ε + |b_noise|·ε' ~ Cauchy(scale_U + |b_noise|): scores and numbers are equal in law, not in
+    value.
+    """
+    settings = {"mode": "causal", "do_sample": True, "density_floor": 0.0, "persistence": rho}
+    with torch.no_grad():
+        speaker_noise = speaker.action.b_noise.abs()
+        kept, redrawn = (
+            decide(speaker, ids, people, **settings, noise_gain=3.0)
+            for people in (range(600), [Individual(seed, world=0) for seed in range(600)])
+        )
+        scale = speaker.lm_head.weight.abs() @ (kept[0].scale_U[0, 0] + speaker_noise)
+    for token in (0, 77, 258):
+        law = scipy.stats.cauchy(kept[0].logits[0, 0, token].item(), 3.0 * scale[token].item())
+        assert scipy.stats.kstest(redrawn[1].scores[:, token].numpy(), law.cdf).pvalue > 1e-3
+    assert not redrawn[1].scores[:, 77].eq(kept[1].scores[:, 77]).any()
+    law = scipy.stats.cauchy(kept[0].loc_Y[0, 0].item(), kept[0].scale_Y[0, 0].item())
+    y = speaker.value_space.encode(redrawn[1].values)
+    assert scipy.stats.kstest(y.numpy(), law.cdf).pvalue > 1e-3
+
+
+def test_given_the_individual_only_the_exogenous_noise_is_redrawn(speaker, ids):
+    """Over the worlds of one individual: Cauchy(W(loc_U + κ·scale_U·ε) + b, κ·|W||b_noise|), and a number
+    around w·(loc_U + scale_U·ε) + b_Y with scale |w||b_noise| + |β_Y|.
+    """
+    settings = {"mode": "causal", "do_sample": True, "density_floor": 0.0, "persistence": 0.2}
+    person = Individual(5)
+    with torch.no_grad():
+        outputs, choice = decide(
+            speaker, ids, [person.redrawn(world) for world in range(600)], **settings, noise_gain=3.0
+        )
+        action, W = speaker.action, speaker.lm_head.weight
+        epsilon = person.noise(0, W.shape[1], density_floor=0.0, persistence=0.2)[:-1]
+        own = outputs.scale_U[0, 0] * epsilon  # (D,)
+        loc = W @ (outputs.loc_U[0, 0] + 3.0 * own) + action.bias
+        scale = 3.0 * W.abs() @ action.b_noise.abs()
+        number = action.numbers(Cauchy(outputs.loc_U[0, 0] + own, action.b_noise.abs()))
+    for token in (0, 77, 258):
+        law = scipy.stats.cauchy(loc[token].item(), scale[token].item())
+        assert scipy.stats.kstest(choice.scores[:, token].numpy(), law.cdf).pvalue > 1e-3
+    law = scipy.stats.cauchy(number.loc.item(), number.scale.item())
+    assert scipy.stats.kstest(speaker.value_space.encode(choice.values).numpy(), law.cdf).pvalue > 1e-3
+
+
+def test_rows_outside_of_worlds_do_not_notice_their_neighbours(speaker, ids):
+    """Bit for bit, and a mirrored individual moves its cause to the other side."""
+    settings = {"mode": "causal", "do_sample": True}
+    with torch.no_grad():
+        alone = decide(speaker, ids, [3, 4], **settings)[1].scores
+        outputs, mixed = decide(
+            speaker, ids, [Individual(3), Individual(4, world=1), Individual(3).antithetic()], **settings
+        )
+    assert torch.equal(mixed.scores[0], alone[0])
+    assert not mixed.scores[1].eq(alone[1]).all()
+    logits = outputs.logits[0, 0]
+    torch.testing.assert_close(mixed.scores[2] - logits, logits - mixed.scores[0], rtol=1e-3, atol=1e-4)
+
+
+def test_in_standard_mode_it_is_the_world_that_moves_the_location(speaker, ids):
+    """The individual's own part stays a law there, so nothing else of the noise is used."""
+    people = [Individual(3), Individual(3, world=0), Individual(4, world=0)]
+    with torch.no_grad():
+        _, choice = decide(speaker, ids, people, mode="standard", do_sample=True)
+    assert not choice.scores[0].eq(choice.scores[1]).all()
+    same = dataclasses.replace(people[1], path=torch.zeros(1, speaker.config.causal_size + 1))
+    with torch.no_grad():
+        _, other = decide(speaker, ids, [same] * 3, mode="standard", do_sample=True)
+    assert torch.equal(other.scores[1], choice.scores[1])
 
 
 @pytest.mark.parametrize("floor", [0.01, 0.5])
@@ -209,7 +282,13 @@ def test_temperature_is_inert_without_sampling_and_zero_is_noise_free(model, spe
     "mode", [{"inference_mode": "causal"}, {"inference_mode": "standard", "do_sample": True}], ids=str
 )
 def test_the_same_individual_says_the_same_anywhere(speaker, prompts, mode):
-    people = [Individual(seed) for seed in range(5)]
+    people = [
+        Individual(10),
+        Individual(11, world=0),
+        Individual(12).antithetic(),
+        Individual(13, world=1).antithetic(),
+        Individual(14),
+    ]
     together = speaker.generate(
         **prompts, individual=people, max_new_tokens=NEW, return_dict_in_generate=True, **mode
     )
@@ -224,7 +303,7 @@ def test_the_same_individual_says_the_same_anywhere(speaker, prompts, mode):
         real = prompts["attention_mask"][row].bool()
         alone = prompts["input_ids"][row][real][None]
         for options in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
-            text = speaker.generate(alone, individual=row, max_new_tokens=NEW, **mode, **options)
+            text = speaker.generate(alone, individual=people[row], max_new_tokens=NEW, **mode, **options)
             assert text[0, -NEW:].tolist() == together.sequences[row, -NEW:].tolist()
 
 

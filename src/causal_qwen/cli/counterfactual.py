@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +29,13 @@ def command(
             "Begin it with its space."
         ),
     ] = None,
+    noise: Annotated[
+        Literal["kept", "redrawn"],
+        typer.Option(
+            help="What a --do keeps: all noise (the same prompt gives the same text), or the individual's "
+            "with the world's redrawn (the same prompt gives a text of the same law)."
+        ),
+    ] = "kept",
     temperature: shared.Temperature = None,
     density_floor: shared.DensityFloor = None,
     persistence: shared.Persistence = None,
@@ -63,12 +70,13 @@ def command(
     options: dict[str, Any] = {
         "temperature": 1.0 if temperature is None else temperature,
         "density_floor": density_floor,
+        "noise": noise,
     }
     person: Any = Individual.random(persistence) if seed is None else Individual(seed, persistence)
     if observed is not None:
         note("abducting …")
         person = abduct(causal, processor, prompt, observed, seed=person.seed, **options)
-        options = {}
+        options = {"noise": noise}
     note(f"generating {len(do or []) + 2} texts …")
     result = counterfactual(
         causal,
@@ -111,4 +119,6 @@ def _show(result: Counterfactual) -> None:
     seed, other = result.individual.seed, result.control.individual.seed
     path = result.individual.path
     said = "" if path is None else f", abducted from {len(path)} tokens"
+    if result.noise == "redrawn":
+        said += "; exogenous noise redrawn"
     console.print(f"individual: seed {seed}{said}; control: seed {other}\nRepeat with --seed {seed}")

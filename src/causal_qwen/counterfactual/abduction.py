@@ -2,8 +2,9 @@
 
 At position i a causal decision is argmax_k W_k·(loc_U + T·κ·s⊙ε_i) + b_k with s = scale_U + |b_noise|. The
 ε_i for which the observed token wins form a polyhedron. `abduct` projects the origin onto it, walks through
-it under the Cauchy prior, and accepts a path only after generate() has replayed it. This module knows
-decisions and text, not interventions.
+it under the Cauchy prior, and accepts a path only after generate() has replayed it. Where the exogenous
+noise is the world's, loc_U + T·κ·(scale_U⊙ε_i + |b_noise|⊙ε'_i) is the same in (ε_i, ε'_i), with W twice side
+by side. This module knows decisions and text, not interventions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,10 @@ from causal_qwen.heads import exact
 from causal_qwen.individual import SEEDS, Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["Abduction", "TokenDiagnostics", "abduct"]
+__all__ = ["Abduction", "Noise", "TokenDiagnostics", "abduct"]
 
+# What a counterfactual keeps of an individual: everything, or all but the exogenous noise.
+Noise = Literal["kept", "redrawn"]
 # The observed token wins by this share of the largest logit: far above what a cache changes by rounding.
 MARGIN = 1e-3
 # A text whose replay fails is abducted again with a margin this much larger, and at most so often.
@@ -103,6 +106,7 @@ def abduct(
     density_floor: float | None = None,
     margin: float = MARGIN,
     values: Sequence[float] | Tensor | None = None,
+    noise: Noise = "kept",
 ) -> Abduction:
     """ε_i ~ truncated Cauchy, given argmax_k W_k·(loc_U + T·κ·s⊙ε_i) + b_k = y_i for each observed y_i.
 
@@ -128,6 +132,9 @@ def abduct(
         density_floor: Truncation, |ε_j| ≤ √(1/floor − 1); the model's by default.
         margin: By which share of the largest logit the observed token wins; raised where a replay fails.
         values: Numbers of a continuation that is given as ids, 0 where it has none.
+        noise: "kept": one ε explains the text. "redrawn": ε of the individual and ε' of the world that it
+            was in explain it together, two independent draws; then a counterfactual with redrawn noise keeps
+            no more of the individual than the text reveals. Takes a second copy of W.
 
     Raises:
         AbductionError: If a token cannot be reached, or a replay does not give the observed text.
@@ -135,6 +142,8 @@ def abduct(
     """
     if draws < 1 or sweeps < 0:
         raise ValueError(f"draws is {draws!r}, sweeps {sweeps!r}; draw at least once, with 0 sweeps or more")
+    if noise not in get_args(Noise):
+        raise ValueError(f"noise is {noise!r:.80}; choose one of {', '.join(get_args(Noise))}")
     began = time.perf_counter()
     settings: dict[str, float] = {
         "temperature": float(temperature),
@@ -148,7 +157,7 @@ def abduct(
     inputs = prompt_batch(processor, [prompt], model.device)
     tokens, numbers = _observed(model, processor, continuation, values)
     size = len(tokens)
-    evidence = _evidence(model, processor, inputs, tokens, numbers, settings)
+    evidence = _evidence(model, processor, inputs, tokens, numbers, settings, noise)
 
     individuals: list[Individual] = []
     statistics: list[Walk] = []
@@ -165,7 +174,7 @@ def abduct(
         )
         statistics.append(walk)
         for path in walk.paths:
-            person = Individual((seed + len(individuals)) % SEEDS, path=torch.from_numpy(path))
+            person = _person((seed + len(individuals)) % SEEDS, torch.from_numpy(path), noise)
             if _replays(model, inputs, tokens, numbers, person, settings):
                 individuals.append(person)
             else:
@@ -210,6 +219,7 @@ def _evidence(
     tokens: list[int],
     values: list[float],
     settings: Mapping[str, float],
+    noise: Noise,
 ) -> Evidence:
     """One teacher-forced pass over prompt and continuation."""
     device = inputs["input_ids"].device
@@ -220,8 +230,14 @@ def _evidence(
         observed = torch.tensor([values], dtype=torch.float64, device=device)
         batch["numeric_values"] = torch.cat([inputs["numeric_values"].to(observed), observed], dim=1)
     outputs = model(**batch, logits_to_keep=len(tokens) + 1, output_logits=False)
-    U = model.action.exogenous(outputs.U[0, :-1]).to(torch.float32)  # (n, D), widened
-    loc, spread = U.loc, settings["temperature"] * U.scale  # (n, D), T·s
+    U = outputs.U[0, :-1].to(torch.float32)  # (n, D)
+    loc, scale = U.loc, model.action.exogenous(U).scale
+    weight, w = model.lm_head.weight.detach(), model.action.number.weight[0].detach()  # (V, D), (D,)
+    if noise == "redrawn":  # scale_U⊙ε and |b_noise|⊙ε' side by side
+        loc = torch.cat([loc, torch.zeros_like(loc)], dim=-1)  # (n, 2D)
+        scale = torch.cat([U.scale, scale - U.scale], dim=-1)
+        weight, w = weight.repeat(1, 2), w.repeat(2)
+    spread = settings["temperature"] * scale  # (n, D) or (n, 2D), T·s
     names = [
         f"token {index} of the continuation, {processor.tokenizer.decode([token])!r} (id {token}),"
         for index, token in enumerate(tokens)
@@ -239,13 +255,12 @@ def _evidence(
                 "noise (β_Y = 0) that could account for an exact value"
             )
         target = model.value_space.encode(torch.tensor(values[index], dtype=torch.float64)).item()
-        w = model.action.number.weight[0].double()  # (D,)
-        rest = target - float(w @ loc[index].double()) - model.action.number.bias.item()
+        rest = target - float(w.double() @ loc[index].double()) - model.action.number.bias.item()
         numbers[index] = NumberEvidence(
-            (w * spread[index].double() / read_out).cpu().numpy(), rest / read_out
+            (w.double() * spread[index].double() / read_out).cpu().numpy(), rest / read_out
         )
     return Evidence(
-        model.lm_head.weight.detach(),
+        weight,
         exact(model.action.bias.detach()).float(),
         loc,
         settings["noise_gain"] * spread,
@@ -254,6 +269,16 @@ def _evidence(
         names,
         settings["temperature"],
     )
+
+
+def _person(seed: int, path: Tensor, noise: Noise) -> Individual:
+    """Who has this path, (n, D + 1) with ε_Y last, or (n, 2D + 1) with the noise of a world beside it."""
+    if noise == "kept":
+        return Individual(seed, path=path)
+    size = path.shape[1] // 2
+    read_out = path[:, -1:]
+    own, world = (torch.cat([part, read_out], dim=1) for part in path[:, :-1].split(size, dim=1))
+    return Individual(seed, path=own, world=0, world_path=world)
 
 
 def _observed(

@@ -1,7 +1,8 @@
 """Counterfactuals: the same individual under another prompt, Y(t) = f(t; u).
 
-Every text is generated alone, in ``causal`` mode, by the same noise; nothing is copied. So the null
-intervention, the factual prompt once more, is the identity by computation. This module knows generate() and
+Every text is generated alone, in ``causal`` mode; nothing is copied. "The same" has two readings: all noise
+is kept, and the null intervention, the factual prompt once more, is the identity by computation; or the
+individual is kept and the exogenous noise redrawn, and it is equal in law. This module knows generate() and
 text, not how noise is drawn.
 """
 
@@ -11,10 +12,10 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.counterfactual.abduction import Abduction
+from causal_qwen.counterfactual.abduction import Abduction, Noise
 from causal_qwen.data import Prompt, prompt_batch
 from causal_qwen.generation.decoding import GeneratedNumber
 from causal_qwen.individual import SEEDS, Individual, one_per_row
@@ -65,7 +66,8 @@ class Branch:
     edit_distance: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON; with ``world`` where the individual is in one."""
+        world = self.individual.world
         return {
             "prompt": self.prompt if isinstance(self.prompt, str) else [dict(turn) for turn in self.prompt],
             "text": self.text,
@@ -73,7 +75,7 @@ class Branch:
             "edit_distance": self.edit_distance,
             "divergence": self.divergence,
             "numbers": [asdict(number) for number in self.numbers],
-        }
+        } | ({} if world is None else {"world": world})
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,29 @@ class Counterfactual:
 
     Args:
         factual: The individual under the factual prompt.
-        interventions: The same individual under each other prompt.
+        interventions: The same individual under each other prompt; where noise is redrawn, each in a world of
+            its own.
         control: Another individual under the factual prompt: how far texts differ by chance alone.
         individual: Who it is about.
+        noise: What was kept of them: "kept", everything, or "redrawn", all but the exogenous noise.
     """
 
     factual: Branch
     interventions: tuple[Branch, ...]
     control: Branch
     individual: Individual
+    noise: Noise = "kept"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: factual, interventions, control, and individual as `Individual.to_json` writes it."""
+        """For JSON: factual, interventions, control, and individual as `Individual.to_json` writes it; and
+        ``noise`` where it was redrawn.
+        """
         return {
             "factual": self.factual.to_dict(),
             "interventions": [branch.to_dict() for branch in self.interventions],
             "control": self.control.to_dict() | {"individual": json.loads(self.control.individual.to_json())},
             "individual": json.loads(self.individual.to_json()),
-        }
+        } | ({} if self.noise == "kept" else {"noise": self.noise})
 
 
 def counterfactual(
@@ -111,9 +118,15 @@ def counterfactual(
     *,
     max_new_tokens: int = 40,
     control: Individual | int | None = None,
+    noise: Noise = "kept",
     **options: Any,
 ) -> Counterfactual:
-    """Y(t) = f(t; u) for every prompt t: one noise path ε moves each cause, loc_U(t) + T·κ·s(t)⊙ε.
+    """Y(t) = f(t; u) for every prompt t, with u = loc_U(t) + T·κ·(scale_U(t)⊙ε + |b_noise|⊙ε').
+
+    ``noise`` says what an intervention keeps. "kept": ε' = ε, all noise is the individual's (Pearl's
+    counterfactual), and the null intervention is the identity. "redrawn": scale_U⊙ε is the individual's, and
+    |b_noise|⊙ε' the world's, drawn anew for each intervention; so is the read-out noise of numbers. Then the
+    null intervention equals the factual text in law, not in value.
 
     Each prompt is generated alone, with batch size 1: rows of a batch would agree only up to the rounding of
     their products, and a tie decided by rounding would break the identity of the null intervention.
@@ -128,6 +141,7 @@ def counterfactual(
             settings. Somebody by default.
         max_new_tokens: Length of each text, at most.
         control: Another individual, or a seed; the next seed by default.
+        noise: "kept" or "redrawn".
         **options: For generate(): temperature, density_floor, persistence, noise_gain, processors, stopping
             criteria, … An individual with a path is replayed without logits processors, as it was abducted,
             unless they are asked for here.
@@ -138,21 +152,24 @@ def counterfactual(
     refused = [name for name in OWN_OPTIONS if name in options]
     if refused:
         raise ValueError(f"{refused[0]} cannot be given: each text is one causal path of one individual")
+    if noise not in get_args(Noise):
+        raise ValueError(f"noise is {noise!r:.80}; choose one of {', '.join(get_args(Noise))}")
     if isinstance(individual, Abduction):
         options = individual.settings | options
         individual = individual.individuals[0]
     (person,) = one_per_row(individual, 1)
-    after = Individual((person.seed + 1) % SEEDS, person.persistence)
+    after = Individual((person.seed + 1) % SEEDS, person.persistence, world=person.world)
     (other,) = one_per_row(after if control is None else control, 1)
     options = {"do_sample": True, "max_new_tokens": max_new_tokens} | options
     if person.path is not None:
         options = unprocessed(model) | options  # the control too, so that it differs by its noise alone
     factual = _branch(model, processor, factual_prompt, person, options)
-    branches = [_branch(model, processor, prompt, person, options) for prompt in interventions]
-    redrawn = _branch(model, processor, factual_prompt, other, options)
-    return Counterfactual(
-        factual, tuple(_compared(branch, factual) for branch in branches), _compared(redrawn, factual), person
-    )
+    branches, same = [], person
+    for prompt in interventions:
+        same = same.redrawn() if noise == "redrawn" else same
+        branches.append(_compared(_branch(model, processor, prompt, same, options), factual))
+    chance = _compared(_branch(model, processor, factual_prompt, other, options), factual)
+    return Counterfactual(factual, tuple(branches), chance, person, noise)
 
 
 def edit_distance(first: Sequence[object], second: Sequence[object]) -> int:

@@ -140,25 +140,29 @@ class Decision:
             widened = action.exogenous(U, temperature=self.temperature, noise=readout.noise)
             decided = self._by_law(readout, widened, None, U0, input_ids, processors)
             return self._choice(readout, *decided, wide if self.temperature else lambda: widened)
-        noise = self._noise(U.loc, position)  # (B, D + 1)
-        epsilon = noise[:, :-1]
+        own, world = self._noise(U.loc, position)  # (B, D + 1) each
+        epsilon, exogenous = own[:, :-1], world[:, :-1]
         if self.mode == "standard":
             move = functools.partial(
-                action.exogenous, U, do_sample=True, epsilon=epsilon, noise=readout.noise
+                action.exogenous, U, do_sample=True, epsilon=exogenous, noise=readout.noise
             )
             moved = move(temperature=self.temperature, noise_gain=self.noise_gain)
             decided = self._by_law(readout, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
-            own = functools.partial(move, temperature=self.temperature)
-            return self._choice(readout, *decided, own)
-        reach = U.scale + readout.noise  # (B, D)
-        u = torch.addcmul(U.loc, reach, epsilon, value=self.temperature * self.noise_gain)  # (B, D)
+            return self._choice(readout, *decided, functools.partial(move, temperature=self.temperature))
+
+        def individual(gain: float) -> Tensor:
+            """loc_U + gain·(scale_U·ε + |b_noise|·ε'), (B, D)."""
+            u = torch.addcmul(U.loc, U.scale + readout.noise, epsilon, value=gain)
+            # The difference is 0 in rows outside of any world: these do not depend on their neighbours.
+            return u if world is own else torch.addcmul(u, readout.noise, exogenous - epsilon, value=gain)
+
+        u = individual(self.temperature * self.noise_gain)
         decided = self._by_cause(readout, u, U.loc, input_ids, processors)
 
         def drawn() -> Tensor:
-            own = torch.addcmul(U.loc, reach, epsilon, value=self.temperature)
-            read_out = self.temperature * exact(magnitude(action.number_noise)) * noise[:, -1]
-            return action.numbers(Cauchy(own, U.scale)).loc + read_out
+            read_out = self.temperature * exact(magnitude(action.number_noise)) * world[:, -1]
+            return action.numbers(Cauchy(individual(self.temperature), U.scale)).loc + read_out
 
         return self._choice(readout, *decided, wide, drawn=drawn)
 
@@ -259,16 +263,23 @@ class Decision:
         scores = _processed(processors, input_ids, logits).sub_(logits).add_(scores)
         return scores, scores.argmax(-1), logits
 
-    def _noise(self, like: Tensor, position: int) -> Tensor:
-        """ε and, in the last column, ε_Y of this position, each row by its own individual: (B, D + 1)."""
+    def _noise(self, like: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """ε of the individuals and ε' of their worlds at this position, with ε_Y in the last column of each,
+        (B, D + 1): one and the same tensor where nobody is in a world.
+        """
+        people = {id(individual): individual for individual in self.individuals}
         settings = {"density_floor": self.density_floor, "persistence": self.persistence}
-        rows = {}
-        for individual in self.individuals:
-            if id(individual) not in rows:
-                rows[id(individual)] = individual.noise(position, like.shape[-1], **settings)
-        if len(self.individuals) == 1:
-            return rows.popitem()[1].unsqueeze(0).to(like.device)
-        return torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
+
+        def stacked(draw: Callable[..., Tensor]) -> Tensor:
+            rows = {key: draw(one, position, like.shape[-1], **settings) for key, one in people.items()}
+            if len(self.individuals) == 1:
+                return rows.popitem()[1].unsqueeze(0).to(like.device)
+            return torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
+
+        own = stacked(Individual.noise)
+        if all(individual.world is None for individual in people.values()):
+            return own, own
+        return own, stacked(Individual.world_noise)
 
 
 def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tensor) -> Tensor:
