@@ -3,5 +3,19 @@
 from causal_qwen.counterfactual.abduction import Abduction, abduct
 from causal_qwen.counterfactual.evidence import AbductionError
 from causal_qwen.counterfactual.interventions import Counterfactual, counterfactual
+from causal_qwen.counterfactual.numbers import (
+    CounterfactualNumbers,
+    counterfactual_number,
+    counterfactual_numbers,
+)
 
-__all__ = ["Abduction", "AbductionError", "Counterfactual", "abduct", "counterfactual"]
+__all__ = [
+    "Abduction",
+    "AbductionError",
+    "Counterfactual",
+    "CounterfactualNumbers",
+    "abduct",
+    "counterfactual",
+    "counterfactual_number",
+    "counterfactual_numbers",
+]
