@@ -41,7 +41,13 @@ from causal_qwen.heads import exact
 from causal_qwen.intervals import farthest, leverage
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["CounterfactualNumbers", "counterfactual_number", "counterfactual_numbers"]
+__all__ = [
+    "CounterfactualNumbers",
+    "NumberLaws",
+    "between_worlds",
+    "counterfactual_number",
+    "counterfactual_numbers",
+]
 
 Noise = Literal["kept", "redrawn"]
 INPUTS = ("input_ids", "attention_mask", "numeric_values")
@@ -194,17 +200,36 @@ def counterfactual_numbers(
 
 
 @dataclass(frozen=True)
-class _Laws:
-    """Of the number after each of N prompts."""
+class NumberLaws:
+    """Of the numbers that N causes have, float64."""
 
-    Y: Cauchy  # (N,), float64
+    Y: Cauchy  # (N,)
     own: Tensor  # (N,) what scale_U contributes to scale_Y: the individual's part
     folds: Tensor  # (N, K) loc_Y by the head without each fold
-    reach: Tensor | None  # (N,) leverage, 1 at the border of what was seen
+    reach: Tensor | None  # (N,) leverage, 1 at the border of what was seen; None where nobody knows
 
-    def __getitem__(self, index: Tensor) -> _Laws:
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: CausalLM, U: Cauchy) -> NumberLaws:
+        """By the model's number head, of causes U (N, D) without exogenous noise."""
+        action, noisy = model.action, model.action.exogenous(U)
+        Y = action.numbers(noisy).to("cpu", torch.float64)
+        own = U.linear(exact(action.number.weight)).scale.squeeze(-1)
+        folds, reach = action.fold_numbers(noisy), leverage(action, noisy)
+        return cls(Y, own.double().cpu(), folds.double().cpu(), None if reach is None else reach.cpu())
+
+    def __getitem__(self, index: Any) -> NumberLaws:
         reach = None if self.reach is None else self.reach[index]
-        return _Laws(self.Y[index], self.own[index], self.folds[index], reach)
+        return NumberLaws(self.Y[index], self.own[index], self.folds[index], reach)
+
+    @classmethod
+    def cat(cls, parts: Sequence[NumberLaws]) -> NumberLaws:
+        """One after another."""
+        own, folds = (torch.cat([getattr(part, name) for part in parts]) for name in ("own", "folds"))
+        reaches = [part.reach for part in parts if part.reach is not None]
+        return cls(
+            Cauchy.cat([part.Y for part in parts]), own, folds, torch.cat(reaches) if reaches else None
+        )
 
 
 def _counterfactuals(
@@ -240,12 +265,37 @@ def _counterfactuals(
     where = torch.tensor([places[key] for key in keys])
     laws = _laws(model, processor, list(distinct.values()), batch_size, engine)
     before, after = laws[where[: len(factual)]], laws[where[len(factual) :]]
+    observed = torch.tensor(values, dtype=torch.float64)
+    return between_worlds(model, observed, before, after, level=level, noise=noise)
+
+
+def between_worlds(
+    model: CausalLM,
+    observed: Tensor,
+    before: NumberLaws,
+    after: NumberLaws,
+    *,
+    level: float = 0.9,
+    noise: Noise = "kept",
+) -> CounterfactualNumbers:
+    """What observed numbers (N,) with the laws ``before`` would have been with the laws ``after``.
+
+    Args:
+        model: Whose value space the laws live in.
+        observed: Float64.
+        before: Of the factual world.
+        after: Of the other one.
+        level: Probability of the intervals, in (0, 1).
+        noise: As for `counterfactual_number`.
+
+    Raises:
+        AbductionError: If a law has no noise.
+    """
     if not (before.Y.scale > 0).all():
         raise AbductionError(
             "this model's numbers have no noise (scale_Y = 0) that could account for a value"
         )
-
-    observed, space = torch.tensor(values, dtype=torch.float64), model.value_space
+    space = model.value_space
     y = space.encode(observed)
     prediction = space.decode(after.Y.loc)
     reading = _kept if noise == "kept" else _redrawn
@@ -281,7 +331,7 @@ def transported(y: Tensor, Y: Cauchy, other: Cauchy) -> Tensor:
 
 
 def _kept(
-    y: Tensor, before: _Laws, after: _Laws, level: float
+    y: Tensor, before: NumberLaws, after: NumberLaws, level: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Median and ends, where all noise is kept: only the two loc_Y are uncertain."""
     median = transported(y, before.Y, after.Y)
@@ -295,7 +345,7 @@ def _kept(
     return median, median - half, median + half
 
 
-def _redrawn(y: Tensor, before: _Laws, after: _Laws, level: float) -> tuple[Tensor, Tensor, Tensor]:
+def _redrawn(y: Tensor, before: NumberLaws, after: NumberLaws, level: float) -> tuple[Tensor, Tensor, Tensor]:
     """Median and ends, where the individual keeps what scale_U gave to it."""
     law = RedrawnLaw.of(
         residual=y - before.Y.loc,
@@ -315,28 +365,16 @@ def _laws(
     rows: Sequence[Encoded],
     batch_size: int,
     engine: Engine | None,
-) -> _Laws:
+) -> NumberLaws:
     """Of the number that comes next in each row."""
-    action = model.action
     collate = replace(Collator.of(processor), padding_side="left")  # the last position is the same for all
     for row in rows:
         check_context(model.config.max_position_embeddings, len(row))
-    count = len(rows)
-    loc, scale, own = (torch.zeros(count, dtype=torch.float64) for _ in range(3))
-    folds = torch.zeros(count, len(action.fold_slopes), dtype=torch.float64)
-    reach = torch.zeros(count, dtype=torch.float64) if action.support.is_known else None
+    parts, order = [], []
     for window, batches in windows_by_length(enumerate(rows), batch_size, length=lambda entry: len(entry[1])):
         for batch in batches:
-            places = [window[index][0] for index in batch]
+            order += [window[index][0] for index in batch]
             inputs = collate([window[index][1] for index in batch])
             causes = model.causes({name: inputs[name].to(model.device) for name in INPUTS}, engine)
-            U = causes.U[:, -1]  # (B, D)
-            noisy = action.exogenous(U)
-            Y = action.numbers(noisy)  # (B,)
-            loc[places], scale[places] = Y.loc.double().cpu(), Y.scale.double().cpu()
-            own[places] = U.linear(exact(action.number.weight)).scale.squeeze(-1).double().cpu()
-            folds[places] = action.fold_numbers(noisy).double().cpu()
-            far = leverage(action, noisy)
-            if reach is not None and far is not None:
-                reach[places] = far.cpu()
-    return _Laws(Cauchy(loc, scale), own, folds, reach)
+            parts.append(NumberLaws.of(model, causes.U[:, -1]))
+    return NumberLaws.cat(parts)[torch.tensor(order).argsort()]
