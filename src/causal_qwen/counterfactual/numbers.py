@@ -40,6 +40,7 @@ from causal_qwen.decoder.engine import Engine
 from causal_qwen.heads import exact
 from causal_qwen.intervals import farthest, leverage
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.value_space import ValueSpace
 
 __all__ = [
     "CounterfactualNumbers",
@@ -266,25 +267,28 @@ def _counterfactuals(
     laws = _laws(model, processor, list(distinct.values()), batch_size, engine)
     before, after = laws[where[: len(factual)]], laws[where[len(factual) :]]
     observed = torch.tensor(values, dtype=torch.float64)
-    return between_worlds(model, observed, before, after, level=level, noise=noise)
+    limits, space = model.config.value_range, model.value_space
+    return between_worlds(observed, before, after, space=space, limits=limits, level=level, noise=noise)
 
 
 def between_worlds(
-    model: CausalLM,
     observed: Tensor,
     before: NumberLaws,
     after: NumberLaws,
     *,
+    space: ValueSpace,
+    limits: Sequence[float] | None = None,
     level: float = 0.9,
     noise: Noise = "kept",
 ) -> CounterfactualNumbers:
     """What observed numbers (N,) with the laws ``before`` would have been with the laws ``after``.
 
     Args:
-        model: Whose value space the laws live in.
         observed: Float64.
         before: Of the factual world.
         after: Of the other one.
+        space: That the laws live in.
+        limits: Smallest and largest number of training; None where nobody knows.
         level: Probability of the intervals, in (0, 1).
         noise: As for `counterfactual_number`.
 
@@ -295,12 +299,11 @@ def between_worlds(
         raise AbductionError(
             "this model's numbers have no noise (scale_Y = 0) that could account for a value"
         )
-    space = model.value_space
     y = space.encode(observed)
     prediction = space.decode(after.Y.loc)
     reading = _kept if noise == "kept" else _redrawn
     ends = reading(y, before, after, level)
-    limits, reach = model.config.value_range, (before.reach, after.reach)
+    reach = (before.reach, after.reach)
     low, high = (-math.inf, math.inf) if limits is None else farthest(limits)
     # What has not moved is the observed number, not its rounding through g and back.
     answers = [
