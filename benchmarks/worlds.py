@@ -27,7 +27,7 @@ from measure import watched
 
 BATCH = 16
 FOLDS = 10
-STRENGTHS = tuple(10.0**-power for power in range(2, 7))
+STRENGTHS = tuple(10.0**-power for power in range(2, 6))
 KINDS: tuple[Literal["linear", "log"], ...] = ("linear", "log")
 Array = np.ndarray[Any, Any]
 
