@@ -78,6 +78,9 @@ BOOSTING = ("boosting_s", "boosting_t")
 # √PEHE out of sample, mean over 1,000 draws of IHDP (Shalit, Johansson and Sontag, 2017).
 PUBLISHED = {"TARNet": 0.95, "BART": 2.3}
 RESAMPLES = 2000
+# The noise and who chooses; what is judged is decided by a coin, as in a trial.
+WORLDS = {noise: (noise, False) for noise in NOISES} | {"confounded": ("additive", True)}
+HEADINGS = {noise: f"{noise} noise" for noise in NOISES} | {"confounded": "additive, choices by the person"}
 HELD_OUT = 0.25  # of units
 
 
@@ -114,11 +117,11 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
     columns = structural.columns(persons)
     digits = GumbelReplay(arguments.base, arguments.shots) if arguments.replayed else None
     found = {}
-    for noise in NOISES:
+    for world in WORLDS:
         errors: dict[str, list[Array]] = {}
         held, chosen, unreadable = [], [], 0
-        for seed in watched(range(arguments.draws), noise):
-            choice, income, train_part, test_part = _draw(persons, noise, seed, arguments.tested)
+        for seed in watched(range(arguments.draws), world):
+            choice, income, train_part, test_part = _draw(persons, world, seed, arguments.tested)
             observed = income[np.arange(len(persons)), choice]
             truth = income[np.arange(len(persons)), 1 - choice][test_part]
             fit = solve(loc_U[train_part], choice[train_part], observed[train_part], heads=(1,))
@@ -133,7 +136,7 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
                 "boosting": other,
                 "boosting_abducted": observed[test_part] + other - factual,
             }
-            if digits is not None and seed == 0:
+            if digits is not None and seed == 0 and world in NOISES:
                 asked = test_part[: arguments.replayed]
                 given = _digits(digits, persons, choice, observed, train_part, asked)
                 answers["digits"], unreadable = given
@@ -143,14 +146,16 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
             assert ours.upper is not None
             held.append((ours.lower.numpy() <= truth) & (truth <= ours.upper.numpy()))
             chosen.append(fit.name)
-        found[noise] = _summary(errors, held) | {"chosen": chosen, "unreadable": unreadable}
+        found[world] = _summary(errors, held) | {"chosen": chosen, "unreadable": unreadable}
     return found
 
 
-def _draw(persons: Sequence[Person], noise: str, seed: int, tested: int) -> tuple[Array, Array, Array, Array]:
+def _draw(persons: Sequence[Person], world: str, seed: int, tested: int) -> tuple[Array, Array, Array, Array]:
     """Choices (N,), incomes (N, 2), and who is trained and tested on."""
+    noise, confounded = WORLDS[world]
     draw = np.random.default_rng([seed, NOISES.index(noise)])
-    choice, income = structural.choices(persons, draw), structural.incomes(persons, noise, draw)
+    choice = structural.choices(persons, draw, confounded=confounded)
+    income = structural.incomes(persons, noise, draw)
     order = draw.permutation(len(persons))
     return choice, income, order[tested:], order[:tested]
 
@@ -362,26 +367,17 @@ def _units(arguments: argparse.Namespace, name: str) -> Units:
 
 def tables(record: Record) -> list[Table]:
     """Errors by noise, the ratios, and the effects."""
-    noises = record.figures["noises"]
-    rows = [
-        (label, *(_with_interval(noises[noise]["arms"][arm], "mdae") for noise in NOISES))
-        for arm, label in ARMS.items()
-        if all(arm in noises[noise]["arms"] for noise in NOISES)
-    ]
-    ratios = (
-        "abducted over not abducted",
-        *(f"{noises[n]['ratio']:.2f} ({_ends(noises[n]['ratio_interval'])})" for n in NOISES),
-    )
-    covered = (
-        "true counterfactuals inside our 90% intervals",
-        *(f"{noises[noise]['coverage']:.0%}" for noise in NOISES),
-    )
-    chosen = ("chosen by factual likelihood", *("; ".join(sorted(set(noises[n]["chosen"]))) for n in NOISES))
-    title = (
-        f"Median error of the counterfactual income, {noises[NOISES[0]]['tested']} held-out answers (95% "
-        "intervals over resampled people)"
-    )
-    shown = [Table(title, ("", *(f"{noise} noise" for noise in NOISES)), [*rows, ratios, covered, chosen])]
+    found = record.figures["noises"]
+    rows = [(label, *(_arm(found[world]["arms"], arm) for world in WORLDS)) for arm, label in ARMS.items()]
+    ratios = [f"{one['ratio']:.2f} ({_ends(one['ratio_interval'])})" for one in found.values()]
+    rows.append(("abducted over not abducted", *ratios))
+    covered = [f"{one['coverage']:.0%} ({_shares(one['coverage_interval'])})" for one in found.values()]
+    rows.append(("true counterfactuals inside our 90% intervals", *covered))
+    chosen = ["; ".join(sorted(set(one["chosen"]))) for one in found.values()]
+    rows.append(("chosen by factual likelihood", *chosen))
+    tested = found[NOISES[0]]["tested"]
+    title = f"Median error of the counterfactual income, {tested} held-out answers (95% intervals)"
+    shown = [Table(title, ("", *HEADINGS.values()), rows)]
     trained = record.figures["end_to_end"]
     if trained:
         line = (
@@ -405,6 +401,14 @@ def tables(record: Record) -> list[Table]:
             heading = f"{label} on held-out units, mean over simulations (95% interval)"
             shown.append(Table(heading, ("", *LEARNERS.values()), rows))
     return shown
+
+
+def _arm(arms: dict[str, Any], arm: str) -> str:
+    return _with_interval(arms[arm], "mdae") if arm in arms else ""
+
+
+def _shares(interval: Sequence[float]) -> str:
+    return f"{interval[0]:.0%}–{interval[1]:.0%}"
 
 
 def _with_interval(entry: dict[str, Any], figure: str) -> str:

@@ -1,7 +1,8 @@
 """A structural model that writes sentences: who somebody is, what they did, what they then earn.
 
-Both worlds are known: everybody has a noise of their own, and an income for either choice. Choices depend on
-who somebody is, not on their noise, so that sentences say all that is needed to compare like with like.
+Both worlds are known: everybody has a noise of their own, and an income for either choice. A coin makes the
+choice, or who somebody is leans to one (`choices`); never their noise, so that sentences say all that is
+needed to compare like with like.
 """
 
 from __future__ import annotations
@@ -86,9 +87,10 @@ def people(count: int, seed: int) -> list[Person]:
     return drawn
 
 
-def choices(persons: Sequence[Person], draw: np.random.Generator) -> Array:
-    """(N,) 1 for the course."""
-    return (draw.random(len(persons)) < [person.leaning() for person in persons]).astype(int)
+def choices(persons: Sequence[Person], draw: np.random.Generator, *, confounded: bool = False) -> Array:
+    """(N,) 1 for the course: by a coin, or confounded, by what somebody leans to."""
+    leanings = [person.leaning() if confounded else 0.5 for person in persons]
+    return (draw.random(len(persons)) < leanings).astype(int)
 
 
 def incomes(persons: Sequence[Person], noise: str, draw: np.random.Generator) -> Array:
