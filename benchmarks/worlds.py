@@ -26,8 +26,8 @@ from causal_qwen.value_space import ValueSpace
 from measure import watched
 
 BATCH = 16
-FOLDS = 10
-STRENGTHS = tuple(10.0**-power for power in range(2, 6))
+CHOOSING_FOLDS, FOLDS = 5, 20
+STRENGTHS = (1e-2, 1e-3, 1e-4)
 KINDS: tuple[Literal["linear", "log"], ...] = ("linear", "log")
 Array = np.ndarray[Any, Any]
 
@@ -112,7 +112,7 @@ class Fit:
 
 
 def solve(loc_U: Tensor, world: Array, outcome: Array, *, heads: Sequence[int] = (1, 2)) -> Fit:
-    """The fit under which left-out factual rows are likeliest.
+    """The fit under which left-out factual rows are likeliest, solved once more with folds for its error.
 
     Args:
         loc_U: (N, 2, D) of both worlds, of which each row's own is read.
@@ -122,19 +122,29 @@ def solve(loc_U: Tensor, world: Array, outcome: Array, *, heads: Sequence[int] =
     """
     rows = torch.arange(len(world))
     x, values = loc_U[rows, torch.from_numpy(world)], torch.from_numpy(outcome).double()
-    fits = []
+    every = torch.ones(len(world), dtype=torch.bool)
+    divisions = {1: [every], 2: [torch.from_numpy(world == index) for index in (0, 1)]}
+    best: tuple[float, ValueSpace, list[Tensor], list[CauchyRegression]] | None = None
     for kind in KINDS:
         space = ValueSpace.fit(kind, values)
         y = space.encode(values)
-        jacobian = float(values.abs().log1p().mean()) if kind == "log" else 0.0
-        shift = -math.log(space.spread) - jacobian
-        if 1 in heads:
-            head = cauchy_regression(x, y, strengths=STRENGTHS, folds=FOLDS)
-            fits.append(Fit(space, (head, head), head.log_likelihood + shift))
-        if 2 in heads:
-            parts = [torch.from_numpy(world == index) for index in (0, 1)]
-            two = [cauchy_regression(x[part], y[part], strengths=STRENGTHS, folds=FOLDS) for part in parts]
+        # Of the number itself, not of its standardised g: both kinds are measured alike.
+        jacobian = -math.log(space.spread) - (float(values.abs().log1p().mean()) if kind == "log" else 0.0)
+        for count in heads:
+            parts = divisions[count]
+            fits = [
+                cauchy_regression(x[part], y[part], strengths=STRENGTHS, folds=CHOOSING_FOLDS)
+                for part in parts
+            ]
             shares = [float(part.double().mean()) for part in parts]
-            mean = sum(share * head.log_likelihood for share, head in zip(shares, two, strict=True))
-            fits.append(Fit(space, (two[0], two[1]), mean + shift))
-    return max(fits, key=lambda fit: fit.log_likelihood)
+            likelihood = sum(s * fit.log_likelihood for s, fit in zip(shares, fits, strict=True)) + jacobian
+            if best is None or likelihood > best[0]:
+                best = (likelihood, space, parts, fits)
+    assert best is not None
+    likelihood, space, parts, fits = best
+    y = space.encode(values)
+    final = [
+        cauchy_regression(x[part], y[part], strengths=(fit.strength,), folds=FOLDS)
+        for part, fit in zip(parts, fits, strict=True)
+    ]
+    return Fit(space, (final[0], final[-1]), likelihood)

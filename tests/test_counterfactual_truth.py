@@ -81,6 +81,7 @@ def test_sentences_are_read_once_for_both_worlds_and_as_one_text(tmp_path):
 def test_heads_and_spaces_are_chosen_by_factual_rows(monkeypatch):
     worlds = importlib.import_module("worlds")
     monkeypatch.setattr(worlds, "STRENGTHS", (1e-4,))
+    monkeypatch.setattr(worlds, "CHOOSING_FOLDS", 3)
     monkeypatch.setattr(worlds, "FOLDS", 3)
     generator = torch.Generator().manual_seed(0)
     loc_U = torch.randn(300, 2, 4, generator=generator)
