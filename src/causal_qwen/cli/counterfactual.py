@@ -33,12 +33,15 @@ def command(
     ] = None,
     noise: Annotated[
         Literal["kept", "redrawn"],
-        typer.Option(help="Of an observed number: all is kept, or what the individual does not own is new."),
+        typer.Option(
+            help="What a --do keeps: all noise (the same prompt gives the same text), or the individual's "
+            "with the world's redrawn (the same prompt gives a text of the same law)."
+        ),
     ] = "kept",
-    level: shared.Level = 0.9,
     temperature: shared.Temperature = None,
     density_floor: shared.DensityFloor = None,
     persistence: shared.Persistence = None,
+    level: shared.Level = 0.9,
     device: shared.Device = None,
     dtype: shared.Dtype = "auto",
     as_json: shared.AsJson = False,
