@@ -103,7 +103,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kept(arguments: argparse.Namespace, name: str) -> Path | None:
-    return Path(arguments.keep) / f"{name}.npy" if arguments.keep else None
+    return Path(arguments.keep) / f"{name}.npz" if arguments.keep else None
 
 
 # People -----------------------------------------------------------------------------------------------------
@@ -113,7 +113,9 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
     persons = structural.people(arguments.people, seed=0)
     endings = [f" {clause} The monthly income is now" for clause in CLAUSES]
     name = f"people-{arguments.people}"
-    loc_U = both_worlds(arguments.base, [str(one) for one in persons], endings, _kept(arguments, name))
+    loc_U, rounding = both_worlds(
+        arguments.base, [str(one) for one in persons], endings, _kept(arguments, name)
+    )
     columns = structural.columns(persons)
     digits = GumbelReplay(arguments.base, arguments.shots) if arguments.replayed else None
     found = {}
@@ -124,7 +126,9 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
             choice, income, train_part, test_part = _draw(persons, world, seed)
             observed = income[np.arange(len(persons)), choice]
             truth = income[np.arange(len(persons)), 1 - choice][test_part]
-            fit = solve(loc_U[train_part], choice[train_part], observed[train_part], heads=(1,))
+            fit = solve(
+                loc_U[train_part], choice[train_part], observed[train_part], rounding=rounding, heads=(1,)
+            )
             ours = fit.otherwise(loc_U[test_part], choice[test_part], observed[test_part])
             boosted = _boosted_worlds(columns, choice, observed, train_part, test_part)
             rows = np.arange(len(test_part))
@@ -318,7 +322,7 @@ def _forest_effect(
 def _effects(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     units = _units(arguments, name)
     family = f"{name.split()[0].lower()}-{len(units.sentences)}"
-    loc_U = both_worlds(arguments.base, units.sentences, units.clauses, _kept(arguments, family))
+    loc_U, rounding = both_worlds(arguments.base, units.sentences, units.clauses, _kept(arguments, family))
     runs: dict[str, dict[str, list[float]]] = {arm: {"pehe": [], "ate": []} for arm in LEARNERS}
     chosen = []
     for number in watched(range(arguments.simulations), name):
@@ -326,7 +330,7 @@ def _effects(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         order = np.random.default_rng(number).permutation(len(draw.effect))
         size = round(HELD_OUT * len(order))
         train_part, test_part = order[size:], order[:size]
-        fit = solve(loc_U[train_part], draw.treated[train_part], draw.outcome[train_part])
+        fit = solve(loc_U[train_part], draw.treated[train_part], draw.outcome[train_part], rounding=rounding)
         ours = fit.medians(loc_U[test_part])
         rows = (units.columns, draw.treated, draw.outcome, train_part, test_part)
         two = _boosted_worlds(*rows)

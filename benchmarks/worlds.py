@@ -12,16 +12,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from causal_qwen.calibration import rounding_errors
 from causal_qwen.calibration.cauchy_regression import CauchyRegression, cauchy_regression
+from causal_qwen.calibration.number_head import NOISE_ROWS, SURVIVED
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.numbers import CounterfactualNumbers, NumberLaws, between_worlds
+from causal_qwen.data import BadRows, Collator, Encoder, Reading, batches_of
+from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.value_space import ValueSpace
 from measure import watched
 
@@ -32,9 +36,18 @@ KINDS: tuple[Literal["linear", "log"], ...] = ("linear", "log")
 Array = np.ndarray[Any, Any]
 
 
+class Causes(NamedTuple):
+    """Of sentences in both worlds."""
+
+    loc_U: Tensor  # (N, 2, D) at the end of each sentence
+    rounding: (
+        Tensor  # (D, D) second moment of what bfloat16 and int8 change in them, which a head leaves alone
+    )
+
+
 @torch.no_grad()
-def both_worlds(base: str, sentences: Sequence[str], clauses: Sequence[str], keep: Path | None) -> Tensor:
-    """loc_U' (N, 2, D) at the end of each sentence with either clause.
+def both_worlds(base: str, sentences: Sequence[str], clauses: Sequence[str], keep: Path | None) -> Causes:
+    """What the base infers of each sentence with either clause.
 
     Args:
         base: What `load_model` takes.
@@ -43,7 +56,8 @@ def both_worlds(base: str, sentences: Sequence[str], clauses: Sequence[str], kee
         keep: File that features are kept in; they are read from it where it exists.
     """
     if keep is not None and keep.is_file():
-        return torch.from_numpy(np.load(keep))
+        kept = np.load(keep)
+        return Causes(*(torch.from_numpy(kept[name]) for name in Causes._fields))
     model, processor = load_model(base)
     tokenizer, backbone = processor.tokenizer, model.model
     heads, tails = (
@@ -68,10 +82,24 @@ def both_worlds(base: str, sentences: Sequence[str], clauses: Sequence[str], kee
                 use_cache=True,
             ).last_hidden_state[:, -1]
             causes[batch, world] = model.abduction(states)[0].loc
+    found = Causes(causes, _rounding(model, processor, sentences, clauses))
     if keep is not None:
         keep.parent.mkdir(parents=True, exist_ok=True)
-        np.save(keep, causes.numpy())
-    return causes
+        np.savez(keep, **{name: part.numpy() for name, part in found._asdict().items()})
+    return found
+
+
+def _rounding(model: Any, processor: Any, sentences: Sequence[str], clauses: Sequence[str]) -> Tensor:
+    """As training measures it, on 32 rows."""
+    written = CausalQwen2Processor(processor.tokenizer, numbers="written")
+    rows = [
+        {"text": sentence + clauses[index % 2], "number": index}
+        for index, sentence in enumerate(sentences[:NOISE_ROWS])
+    ]
+    encoded = list(Encoder(written, Reading("{text!s} {number}", "number")).rows(rows, BadRows()))
+    errors = rounding_errors(model, batches_of(encoded, Collator.of(written), BATCH))
+    moments = [errors[name].T @ errors[name] / len(errors[name]) for name in SURVIVED]
+    return torch.stack(moments).sum(0)
 
 
 @dataclass(frozen=True)
@@ -111,13 +139,21 @@ class Fit:
         return between_worlds(torch.from_numpy(observed).double(), before, after, space=self.space)
 
 
-def solve(loc_U: Tensor, world: Array, outcome: Array, *, heads: Sequence[int] = (1, 2)) -> Fit:
+def solve(
+    loc_U: Tensor,
+    world: Array,
+    outcome: Array,
+    *,
+    rounding: Tensor | None = None,
+    heads: Sequence[int] = (1, 2),
+) -> Fit:
     """The fit under which left-out factual rows are likeliest, solved once more with folds for its error.
 
     Args:
         loc_U: (N, 2, D) of both worlds, of which each row's own is read.
         world: (N,) 0 or 1, the one that happened.
         outcome: (N,) what was observed in it.
+        rounding: Of `Causes`.
         heads: 1: one head for both worlds; 2: one for each.
     """
     rows = torch.arange(len(world))
@@ -133,7 +169,7 @@ def solve(loc_U: Tensor, world: Array, outcome: Array, *, heads: Sequence[int] =
         for count in heads:
             parts = divisions[count]
             fits = [
-                cauchy_regression(x[part], y[part], strengths=STRENGTHS, folds=CHOOSING_FOLDS)
+                cauchy_regression(x[part], y[part], strengths=STRENGTHS, noise=rounding, folds=CHOOSING_FOLDS)
                 for part in parts
             ]
             shares = [float(part.double().mean()) for part in parts]
@@ -144,7 +180,7 @@ def solve(loc_U: Tensor, world: Array, outcome: Array, *, heads: Sequence[int] =
     likelihood, space, parts, fits = best
     y = space.encode(values)
     final = [
-        cauchy_regression(x[part], y[part], strengths=(fit.strength,), folds=FOLDS)
+        cauchy_regression(x[part], y[part], strengths=(fit.strength,), noise=rounding, folds=FOLDS)
         for part, fit in zip(parts, fits, strict=True)
     ]
     return Fit(space, (final[0], final[-1]), likelihood)

@@ -66,8 +66,8 @@ def test_sentences_are_read_once_for_both_worlds_and_as_one_text(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     worlds = importlib.import_module("worlds")
     sentences, clauses = ["A short one.", "And a longer one, of 12 words."], (" Not so. It is", " So it is")
-    file = tmp_path / "features" / "kept.npy"
-    found = worlds.both_worlds(str(tmp_path / "base"), sentences, clauses, file)
+    file = tmp_path / "features" / "kept.npz"
+    found, rounding = worlds.both_worlds(str(tmp_path / "base"), sentences, clauses, file)
     model, processor = load_model(str(tmp_path / "base"))
     for index, sentence in enumerate(sentences):
         for world, clause in enumerate(clauses):
@@ -75,7 +75,11 @@ def test_sentences_are_read_once_for_both_worlds_and_as_one_text(tmp_path):
             with torch.no_grad():
                 whole = model(input_ids=ids["input_ids"], logits_to_keep=1).loc_U[0, 0]
             torch.testing.assert_close(found[index, world], whole, rtol=1e-4, atol=1e-4)
-    assert torch.equal(worlds.both_worlds("nothing", sentences, clauses, file), found)
+    kept = worlds.both_worlds("nothing", sentences, clauses, file)
+    assert torch.equal(kept.loc_U, found)
+    assert torch.equal(kept.rounding, rounding)
+    assert (torch.linalg.eigvalsh(rounding) > -1e-9).all()
+    assert rounding.diagonal().min() > 0
 
 
 def test_heads_and_spaces_are_chosen_by_factual_rows(monkeypatch):
