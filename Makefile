@@ -4,9 +4,10 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 # Workers of the tests, one thread each.
 JOBS ?= 2
-SHARED := measure peers render table_data
+SHARED := effect_data frozen measure peers render replay structural table_data worlds
 BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))
-PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
+# causallib is read for its data only: it wants an older pandas.
+PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5 causallib==0.10.0
 
 .PHONY: setup demo test check bench fuzz results clean docs
 

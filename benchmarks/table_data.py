@@ -95,18 +95,23 @@ def _number(value: Any) -> float | int:
 
 def _vega(file: str) -> str:
     """Text of a file of vega_datasets."""
-    return (_package("vega_datasets") / "_data" / file).read_text(encoding="utf-8")
+    return (package_directory("vega_datasets") / "_data" / file).read_text(encoding="utf-8")
 
 
 def _r_table(name: str) -> list[Row]:
     """A table of pydataset, an archive of R's; importing it would unpack all into the home directory."""
-    with tarfile.open(_package("pydataset") / "resources.tar.gz") as archive:
+    with tarfile.open(package_directory("pydataset") / "resources.tar.gz") as archive:
         file = archive.extractfile(f"resources/rdata/csv/{name}.csv")
         assert file is not None
         return _csv(file.read().decode("utf-8"))
 
 
-def _package(name: str) -> Path:
+def package_directory(name: str) -> Path:
+    """Of an installed package, which is not imported.
+
+    Raises:
+        ModuleNotFoundError: If it is not installed.
+    """
     specification = importlib.util.find_spec(name)
     if specification is None or specification.origin is None:
         raise ModuleNotFoundError(f"{name} is not installed; `make setup` installs it")

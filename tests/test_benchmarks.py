@@ -16,7 +16,10 @@ from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-NO_SCRIPT = {"frozen", "measure", "peers", "render", "table_data", "writers"}
+NO_SCRIPT = {
+    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "worlds",
+    "writers",
+}  # fmt: skip
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 SETTINGS = {"causal rho=0.2", "softmax T=1.0", "causal floor=0.0"}
@@ -36,6 +39,9 @@ KEYS = {
     "abduction": ({"sampled_replay_rate", "written_replay_rate", "seconds_per_token", "refused"},),
     "cars": ({"medians", "runs", "splits"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
+    "counterfactual_truth": (
+        {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end", "effects"},
+    ),
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
     "decoder_cache": ({"64", "128"},),

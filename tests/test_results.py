@@ -26,7 +26,10 @@ def render(monkeypatch):
     return importlib.import_module("render")
 
 
-HELPERS = {"frozen", "measure", "peers", "render", "table_data", "writers"}
+HELPERS = {
+    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "worlds",
+    "writers",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("region", REGIONS)

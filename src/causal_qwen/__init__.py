@@ -20,8 +20,11 @@ _HOMES = {
         "Abduction",
         "AbductionError",
         "Counterfactual",
+        "CounterfactualNumbers",
         "abduct",
         "counterfactual",
+        "counterfactual_number",
+        "counterfactual_numbers",
         "individuals",
     ),
     "causal_qwen.decoder": ("Engine",),
@@ -49,8 +52,11 @@ if TYPE_CHECKING:
         Abduction,
         AbductionError,
         Counterfactual,
+        CounterfactualNumbers,
         abduct,
         counterfactual,
+        counterfactual_number,
+        counterfactual_numbers,
         individuals,
     )
     from causal_qwen.decoder import Engine

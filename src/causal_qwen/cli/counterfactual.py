@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from causal_qwen.cli import options as shared
-from causal_qwen.cli.console import note, print_json, quiet_libraries
+from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.models import load
 
 if TYPE_CHECKING:
+    from causal_qwen.causal_lm import CausalLM
     from causal_qwen.counterfactual.interventions import Counterfactual
+    from causal_qwen.counterfactual.numbers import CounterfactualNumbers
 
 
 def command(
@@ -26,7 +28,7 @@ def command(
         str | None,
         typer.Option(
             help="A continuation of PROMPT that was observed: who would have said it is found first. "
-            "Begin it with its space."
+            "Begin it with its space. A number, for a model that writes numbers, is answered by numbers."
         ),
     ] = None,
     noise: Annotated[
@@ -39,6 +41,7 @@ def command(
     temperature: shared.Temperature = None,
     density_floor: shared.DensityFloor = None,
     persistence: shared.Persistence = None,
+    level: shared.Level = 0.9,
     device: shared.Device = None,
     dtype: shared.Dtype = "auto",
     as_json: shared.AsJson = False,
@@ -73,6 +76,13 @@ def command(
         "noise": noise,
     }
     person: Any = Individual.random(persistence) if seed is None else Individual(seed, persistence)
+    if observed is not None and (number := _number(causal, observed)) is not None:
+        from causal_qwen.counterfactual import counterfactual_number
+
+        prompts = do or [prompt]
+        numbers = counterfactual_number(causal, processor, prompt, number, prompts, level=level, noise=noise)
+        _show_numbers(prompt, prompts, numbers, as_json)
+        return
     if observed is not None:
         note("abducting …")
         person = abduct(causal, processor, prompt, observed, seed=person.seed, **options)
@@ -92,6 +102,36 @@ def command(
         print_json(result.to_dict())
     else:
         _show(result)
+
+
+def _number(model: CausalLM, observed: str) -> float | None:
+    """The number that was observed; None if it is a text, or the model writes digits as text."""
+    from causal_qwen.data.fields import number_in
+
+    number = number_in(observed, "--observed") if model.writes_numbers else None
+    return None if number is None else float(number)
+
+
+def _show_numbers(prompt: str, prompts: list[str], numbers: CounterfactualNumbers, as_json: bool) -> None:
+    """One row per intervention: what the number would have been."""
+    records = numbers.records()
+    if as_json:
+        shared_fields = {"prompt": prompt, "observed": records[0]["observed"], "rank": records[0]["rank"]}
+        own = ("median", "lower", "upper", "prediction", "extrapolates")
+        answers = [
+            {"prompt": other} | {name: record[name] for name in own}
+            for other, record in zip(prompts, records, strict=True)
+        ]
+        print_json(shared_fields | {"noise": numbers.noise, "level": numbers.level, "interventions": answers})
+        return
+    rows = []
+    for other, record in zip(prompts, records, strict=True):
+        known = record["lower"] is not None
+        interval = f"{record['lower']:.6g} to {record['upper']:.6g}" if known else "unknown"
+        beyond = " (beyond what training has seen)" if record["extrapolates"] else ""
+        rows.append((other, f"{record['median']:.6g}{beyond}", interval, f"{record['prediction']:.6g}"))
+    title = f"{prompt} {records[0]['observed']:.6g} (rank {records[0]['rank']:.1%})"
+    print_table(title, rows, header=("instead", "median", f"{numbers.level:.0%}", "not observed"))
 
 
 def _show(result: Counterfactual) -> None:

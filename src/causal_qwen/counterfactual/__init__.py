@@ -4,5 +4,20 @@ from causal_qwen.counterfactual.abduction import Abduction, abduct
 from causal_qwen.counterfactual.cohort import individuals
 from causal_qwen.counterfactual.evidence import AbductionError
 from causal_qwen.counterfactual.interventions import Counterfactual, counterfactual
+from causal_qwen.counterfactual.numbers import (
+    CounterfactualNumbers,
+    counterfactual_number,
+    counterfactual_numbers,
+)
 
-__all__ = ["Abduction", "AbductionError", "Counterfactual", "abduct", "counterfactual", "individuals"]
+__all__ = [
+    "Abduction",
+    "AbductionError",
+    "Counterfactual",
+    "CounterfactualNumbers",
+    "abduct",
+    "counterfactual",
+    "counterfactual_number",
+    "counterfactual_numbers",
+    "individuals",
+]
