@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ __all__ = ["GumbelNoise", "gumbel", "gumbel_choice", "token_bytes", "token_keys"
 
 STREAM = 2  # of a seed, behind the two of `individual`
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how vocabularies with a fallback write a single byte
+BELOW_ONE = np.float32(1 - 2.0**-24)
 Keys = npt.NDArray[np.uint64]
 
 
@@ -51,14 +52,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[in
         ends: Tokens that end a text.
     """
     names: list[bytes] = [b"\0row %d" % row for row in range(rows)]
-    added = tokenizer.added_tokens_decoder
+    added, spelled = tokenizer.added_tokens_decoder, _spelling(tokenizer)
     for token, row in tokenizer.get_vocab().items():
         if row < rows:
-            names[row] = b"\0special " + token.encode() if row in added else b""
-    plain = [(row, token) for token, row in tokenizer.get_vocab().items() if row < rows and row not in added]
-    spelled = _spelling(tokenizer)
-    for row, token in plain:
-        names[row] = spelled(token)
+            names[row] = b"\0special " + token.encode() if row in added else spelled(token)
     for rank, row in enumerate(ends):
         if row < rows:
             names[row] = b"\0end %d" % rank
@@ -70,7 +67,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[in
     return names
 
 
-def _spelling(tokenizer: PreTrainedTokenizerBase):  # type: ignore[no-untyped-def]
+def _spelling(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     """How a token's name becomes bytes: by the letters of a byte-level vocabulary, or as text."""
     decoder = ""
     if isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -91,17 +88,17 @@ def _spelling(tokenizer: PreTrainedTokenizerBase):  # type: ignore[no-untyped-de
 
 def token_keys(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[int] = ()) -> Keys:
     """A key of 64 bits per row, (rows,): a hash of its bytes; arguments as for `token_bytes`."""
-    digests = (
-        hashlib.blake2b(name, digest_size=8).digest() for name in token_bytes(tokenizer, rows, ends)
-    )
+    digests = (hashlib.blake2b(name, digest_size=8).digest() for name in token_bytes(tokenizer, rows, ends))
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def gumbel(seed: int, position: int, keys: Keys) -> npt.NDArray[np.float32]:
     """g = −log E with E = −log(1 − v) standard exponential, v uniform by (seed, position, key): (V,)."""
-    uniform = (_mixed(_mixed(keys + _words(seed, position)[0]) ^ _words(seed, position)[1]) >> np.uint64(32))
-    v = (uniform.astype(np.float64) + 0.5) * 2.0**-32
-    return (-np.log(-np.log1p(-v.astype(np.float32)))).astype(np.float32)
+    uniform = _mixed(_mixed(keys + _words(seed, position)[0]) ^ _words(seed, position)[1]) >> np.uint64(32)
+    v = ((uniform.astype(np.float64) + 0.5) * 2.0**-32).astype(np.float32)
+    exponential = -np.log1p(-np.minimum(v, BELOW_ONE))
+    noise: npt.NDArray[np.float32] = -np.log(exponential)
+    return noise
 
 
 @functools.lru_cache(maxsize=4096)

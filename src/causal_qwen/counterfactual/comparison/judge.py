@@ -7,12 +7,12 @@ judged; the end of a text counts as a token where the text ended by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from causal_qwen.causal_lm import CausalLM
 from causal_qwen.counterfactual.comparison.scores import Said
 from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker, Talker
 from causal_qwen.data import prompt_row
@@ -22,8 +22,13 @@ from causal_qwen.prompting import Speaker
 
 __all__ = ["Judge"]
 
-ROWS = 16  # texts per forward pass
+ROWS = 32  # texts per forward pass
 LOGITS = 256  # positions whose logits are in memory together
+
+
+class _Prompt(NamedTuple):
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 class Judge:
@@ -36,62 +41,73 @@ class Judge:
     def __init__(self, talker: Talker) -> None:
         if not isinstance(talker, Speaker | PlainSpeaker):
             raise TypeError(f"{type(talker).__name__} has no logits that are known here")
-        self.talker = talker
-
-    def __call__(self, texts: Sequence[Said]) -> list[float]:
-        """Nats per token of each; NaN for a text without a token."""
-        values: list[float] = []
-        for start in range(0, len(texts), ROWS):
-            values += self._batch(texts[start : start + ROWS])
-        return values
+        self.talker: Speaker | PlainSpeaker = talker
 
     @torch.no_grad()
-    def _batch(self, texts: Sequence[Said]) -> list[float]:
-        prompts = [self._prompt(said) for said in texts]
-        said_ids = [self._said(said) for said in texts]
-        whole = [[*prompt, *ids] for prompt, ids in zip(prompts, said_ids, strict=True)]
-        longest = max(map(len, whole))
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in whole])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in whole])
-        where = [  # (row, position before the token)
-            (row, len(prompt) + index - 1)
-            for row, (prompt, tokens) in enumerate(zip(prompts, said_ids, strict=True))
-            for index in range(len(tokens))
-        ]
-        if not where:
-            return [float("nan")] * len(texts)
-        rows, before = torch.tensor(where).T
-        nats = self._nats(ids, mask, rows, before)
-        sums = torch.zeros(len(texts), dtype=torch.float64).index_add_(0, rows, nats)
-        return (sums / torch.tensor([float(len(tokens)) for tokens in said_ids])).tolist()
+    def __call__(self, texts: Sequence[Said]) -> list[float]:
+        """Nats per token of each; NaN for a text without a token."""
+        values = [float("nan")] * len(texts)
+        by_prompt: dict[_Prompt, list[int]] = {}
+        for index, said in enumerate(texts):
+            by_prompt.setdefault(self._prompt(said), []).append(index)
+        for prompt, members in by_prompt.items():
+            for start in range(0, len(members), ROWS):
+                batch = members[start : start + ROWS]
+                nats = self._batch(prompt, [self._said(texts[index]) for index in batch])
+                for index, value in zip(batch, nats, strict=True):
+                    values[index] = value
+        return values
 
-    def _nats(self, ids: Tensor, mask: Tensor, rows: Tensor, before: Tensor) -> Tensor:
-        """−log p of the token behind each of some positions, (n,) float64."""
-        talker, device = self.talker, self.talker.model.device  # type: ignore[attr-defined]
-        labels, parts = ids[rows, before + 1], []
-        if isinstance(talker, Speaker) and talker.engine is not None:
-            model, readout = talker.model, ReadOut(talker.model, talker.engine.weights.head)
-            features = NativeFeatures(model, talker.engine)(ids, mask)[rows, before]  # (n, H)
-            for part, chosen in zip(features.split(LOGITS), labels.split(LOGITS), strict=True):
-                logits = readout.logits(model.abduction(part)[0].loc)  # (n, V)
-                parts.append(F.cross_entropy(logits, chosen, reduction="none"))
-        else:
-            options = {"hide_num_token": True} if isinstance(talker.model, CausalLM) else {}  # type: ignore[attr-defined]
-            logits = talker.model(ids.to(device), attention_mask=mask.to(device), **options).logits  # type: ignore[attr-defined]
-            chosen = logits[rows.to(device), before.to(device)].float()
-            parts.append(F.cross_entropy(chosen, labels.to(device), reduction="none").cpu())
+    def _batch(self, prompt: _Prompt, texts: list[list[int]]) -> list[float]:
+        """Of texts behind one prompt."""
+        longest = max(map(len, texts))
+        if longest == 0:
+            return [float("nan")] * len(texts)
+        said = torch.tensor([text + [0] * (longest - len(text)) for text in texts])  # (B, T)
+        there = torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]  # (B, T)
+        nats = torch.zeros(said.shape, dtype=torch.float64)
+        nats[there] = self._nats(prompt, said, there)
+        return (nats.sum(1) / there.sum(1)).tolist()  # 0/0 is NaN
+
+    def _nats(self, asked: _Prompt, said: Tensor, there: Tensor) -> Tensor:
+        """−log p of the tokens that are there, in the order of ``said[there]``."""
+        talker, prompt = self.talker, torch.tensor([asked.ids])  # (1, P)
+        values = torch.tensor([asked.values], dtype=torch.float64) if any(asked.values) else None
+        if not isinstance(talker, Speaker) or talker.engine is None:
+            whole = torch.cat([prompt.expand(len(said), -1), said], dim=1).to(talker.model.device)
+            mask = torch.cat([torch.ones_like(prompt).expand(len(said), -1), there.long()], dim=1)
+            options: dict[str, Any] = {"attention_mask": mask.to(whole.device)}
+            if values is not None:
+                padded = F.pad(values, (0, said.shape[1])).expand(len(said), -1)
+                options["numeric_values"] = padded.to(whole.device)
+            logits = talker.model(whole, **options).logits[:, prompt.shape[1] - 1 : -1]  # (B, T, V)
+            return F.cross_entropy(logits.cpu()[there].float(), said[there], reduction="none").double()
+        # The prompt is read once.
+        engine, features = talker.engine, NativeFeatures(talker.model, talker.engine)
+        first = engine.new_cache(1, prompt.shape[1])
+        before = features(prompt, None, values, first)[:, -1:].expand(len(said), -1, -1)  # (B, 1, H)
+        cache = engine.new_cache(len(said), prompt.shape[1] + said.shape[1])
+        cache.repeat(first)
+        mask = torch.cat([torch.ones_like(prompt).expand(len(said), -1), there.long()], dim=1)
+        after = features(said, mask, None, cache)[:, :-1]  # (B, T - 1, H)
+        readout, parts = ReadOut(talker.model, engine.weights.head), []
+        states = torch.cat([before, after], dim=1)[there]  # (n, H)
+        for part, chosen in zip(states.split(LOGITS), said[there].split(LOGITS), strict=True):
+            logits = readout.logits(talker.model.abduction(part)[0].loc)  # (n, V)
+            parts.append(F.cross_entropy(logits, chosen, reduction="none"))
         return torch.cat(parts).double()
 
-    def _prompt(self, said: Said) -> list[int]:
+    def _prompt(self, said: Said) -> _Prompt:
         if isinstance(self.talker, PlainSpeaker):
-            return self.talker._ids(said.prompt)
-        return prompt_row(self.talker.processor, said.prompt).input_ids  # type: ignore[union-attr]
+            return _Prompt(tuple(self.talker.ids(said.prompt)), ())
+        row = prompt_row(self.talker.processor, said.prompt)
+        return _Prompt(tuple(row.input_ids), tuple(row.numeric_values))
 
     def _said(self, said: Said) -> list[int]:
         """The text's tokens, with the end where it ended by itself."""
         if isinstance(self.talker, PlainSpeaker):
             tokenizer, end = self.talker.tokenizer, self.talker.ends[:1]
         else:
-            tokenizer, end = self.talker.processor.tokenizer, [self.talker.processor.eos_token_id]  # type: ignore[union-attr]
+            tokenizer, end = self.talker.processor.tokenizer, [self.talker.processor.eos_token_id]
         ids: list[int] = tokenizer(said.text, add_special_tokens=False)["input_ids"]
         return ids + list(end) if said.answer.finish_reason == "eos" else ids

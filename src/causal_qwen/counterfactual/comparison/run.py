@@ -140,14 +140,11 @@ class Comparison:
     def _settings(self, side: Side) -> Settings:
         """With the mode that the coupling asks for."""
         plain, mode = isinstance(side.talker, PlainSpeaker), side.settings.mode
-        if self.coupling == "gumbel" or plain:
-            wanted = "compatible"
-        else:
-            wanted = mode or "causal"
+        wanted = "compatible" if self.coupling == "gumbel" or plain else mode or "causal"
         if mode is not None and mode != wanted:
             raise ValueError(
-                f"mode {mode!r} with coupling {self.coupling!r}: tokens are drawn by Gumbel noise on logits, which "
-                "is mode 'compatible'; leave the mode out, or take coupling 'individual' or 'independent'"
+                f"mode {mode!r} with coupling {self.coupling!r}: tokens are drawn by Gumbel noise on logits, "
+                "which is mode 'compatible'; leave the mode out, or take another coupling"
             )
         if self.coupling == "individual" and wanted == "compatible":
             raise ValueError(
@@ -377,13 +374,9 @@ def compare(
         if table is not None:
             table.finish()
     answered = look.individuals if look is not None else individuals
-    estimates = {
-        score.name: tally.estimate(score.name, answered, level=level) for score in comparison.scores
-    }
+    estimates = {score.name: tally.estimate(score.name, answered, level=level) for score in comparison.scores}
     names = (a.name or "A", b.name or "B")
-    return ComparisonResult(
-        estimates, coupling, count, comparison.total, stopped, look, names, most.pairs()
-    )
+    return ComparisonResult(estimates, coupling, count, comparison.total, stopped, look, names, most.pairs())
 
 
 def _all(comparison: Comparison, table: GrowingTable | None) -> Iterator[Pair]:

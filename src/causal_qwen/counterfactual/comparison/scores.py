@@ -59,6 +59,9 @@ class Said:
         return whose | {name: value for name, value in self.answer.to_dict().items() if name != "seed"}
 
 
+Scorer = Callable[[Sequence[Said]], Sequence[float]]
+
+
 @dataclass(frozen=True)
 class Score:
     """A named function of texts.
@@ -69,7 +72,7 @@ class Score:
     """
 
     name: str
-    function: Callable[[Sequence[Said]], Sequence[float]]
+    function: Scorer
 
     def __call__(self, texts: Sequence[Said]) -> list[float]:
         """A number per text.
@@ -81,12 +84,12 @@ class Score:
         if len(values) != len(texts):
             raise ValueError(f"score {self.name} gave {len(values)} numbers for {len(texts)} texts")
         for value in values:
-            if isinstance(value, str) or not isinstance(value, int | float):
+            if not isinstance(value, int | float):
                 raise ValueError(f"score {self.name} gave {value!r:.40}; a score is a number")
         return [float(value) if math.isfinite(value) else math.nan for value in values]
 
 
-def score_of(spec: str, *, judge: Callable[[str | None], Callable[..., Sequence[float]]] | None = None) -> Score:
+def score_of(spec: str, *, judge: Callable[[str | None], Scorer] | None = None) -> Score:
     """The score of a name, as on the command line.
 
     Args:
@@ -120,11 +123,11 @@ def first_number(said: Said) -> float:
     return float(numbers[0].value) if numbers else math.nan
 
 
-def _each(function: Callable[[Said], float]) -> Callable[[Sequence[Said]], list[float]]:
+def _each(function: Callable[[Said], float]) -> Scorer:
     return lambda texts: [function(said) for said in texts]
 
 
-def _match(pattern: str) -> Callable[[Sequence[Said]], list[float]]:
+def _match(pattern: str) -> Scorer:
     try:
         expression = re.compile(pattern)
     except re.error as error:
@@ -139,11 +142,11 @@ def _reference(said: Said, column: str) -> Any:
     return said.row[column]
 
 
-def _exact(column: str) -> Callable[[Sequence[Said]], list[float]]:
+def _exact(column: str) -> Scorer:
     return _each(lambda said: float(said.text.strip() == str(_reference(said, column)).strip()))
 
 
-def _numeric(column: str) -> Callable[[Sequence[Said]], list[float]]:
+def _numeric(column: str) -> Scorer:
     def agrees(said: Said) -> float:
         wanted, value = number_in(_reference(said, column), column, wanted=True), first_number(said)
         return float(wanted is not None and math.isclose(value, float(wanted), rel_tol=AGREEMENT))
@@ -151,7 +154,7 @@ def _numeric(column: str) -> Callable[[Sequence[Said]], list[float]]:
     return _each(agrees)
 
 
-def _command(command: str) -> Callable[[Sequence[Said]], list[float]]:
+def _command(command: str) -> Scorer:
     words = shlex.split(command)
 
     def run(texts: Sequence[Said]) -> list[float]:
@@ -172,7 +175,7 @@ def _command(command: str) -> Callable[[Sequence[Said]], list[float]]:
     return run
 
 
-def _own_function(module: str, function: str) -> Callable[[Sequence[Said]], list[float]]:
+def _own_function(module: str, function: str) -> Scorer:
     try:
         own = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -187,7 +190,7 @@ PLAIN: dict[str, Callable[[Said], float]] = {
     "distinct": lambda said: float(len(set(said.answer.token_ids))),
     "number": first_number,
 }
-WITH_PARAMETER: dict[str, tuple[Callable[[str], Callable[[Sequence[Said]], list[float]]], str]] = {
+WITH_PARAMETER: dict[str, tuple[Callable[[str], Scorer], str]] = {
     "match": (_match, "match:REGEX"),
     "exact": (_exact, "exact:COLUMN of the prompts"),
     "numeric": (_numeric, "numeric:COLUMN of the prompts"),

@@ -1,4 +1,4 @@
-"""Looking at a comparison before its end: group-sequential boundaries, and an interval that peeking keeps valid.
+"""Looking at a comparison before its end: boundaries, and an interval that looking keeps valid.
 
 At planned looks the difference is compared with boundaries that spend α = 1 − level little by little (Lan
 and DeMets, 1983), α(s) = α·ln(1 + (e − 1)·s) after a share s of the individuals: near Pocock's constant
@@ -53,20 +53,55 @@ class Look:
     """What one look says.
 
     Args:
+        design: Of the looks.
+        index: Of this one.
         individuals: How many had answered all prompts.
         difference: Their mean difference.
-        interval: If one stops here by the rule: stage-wise.
-        repeated: Valid at all looks at the same time, also for who stops for a reason of their own.
-        significant: Whether the boundary is crossed: `interval` excludes 0.
-        unbiased: The difference that overestimates as often as it underestimates, after stopping here.
+        error: Its standard error.
     """
 
+    design: Design
+    index: int
     individuals: int
     difference: float
-    interval: Interval
-    repeated: Interval
-    significant: bool
-    unbiased: float
+    error: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the boundary is crossed; then, and at the last look only then, `interval` excludes 0."""
+        if self.error == 0:
+            return self.difference != 0
+        return abs(self._z) >= self.design.boundaries[self.index]
+
+    @property
+    def repeated(self) -> Interval:
+        """Valid at all looks at the same time, also for who stops for a reason of their own."""
+        bound = self.design.boundaries[self.index]
+        reach = _student_quantile(bound, self.individuals - 1) * self.error
+        return Interval(self.difference - reach, self.difference + reach)
+
+    @functools.cached_property
+    def interval(self) -> Interval:
+        """If the rule stops here: stage-wise."""
+        tail = (1 - self.design.level) / 2
+        return Interval(self._end(tail), self._end(1 - tail))
+
+    @functools.cached_property
+    def unbiased(self) -> float:
+        """The difference that overestimates as often as it underestimates, if the rule stops here."""
+        return self._end(0.5)
+
+    @functools.cached_property
+    def _z(self) -> float:
+        return _normal_quantile(self.difference / self.error, self.individuals - 1)
+
+    def _end(self, probability: float) -> float:
+        """The difference under which this outcome is exceeded with this probability."""
+        if self.error == 0:
+            return self.difference
+        drift = self.design.drift(self.index, self._z, probability)
+        deviation = self._z - drift * math.sqrt(self.design.shares[self.index])
+        return self.difference - self.error * _student_quantile(deviation, self.individuals - 1)
 
 
 class Design:
@@ -85,21 +120,7 @@ class Design:
     def look(self, index: int, values: Vector) -> Look:
         """At look ``index``, by the mean differences of its individuals, (n,)."""
         mean, error, _ = student(values, self.level)
-        bound, freedom = self.boundaries[index], len(values) - 1
-        reach = _student_quantile(bound, freedom) * error
-        repeated = Interval(mean - reach, mean + reach)
-        if error == 0:
-            return Look(len(values), mean, Interval(mean, mean), repeated, mean != 0, mean)
-        z = _normal_quantile(mean / error, freedom)
-        root = math.sqrt(self.shares[index])
-
-        def end(probability: float) -> float:
-            drift = self._drift(index, z, probability)
-            return mean - error * _student_quantile(z - drift * root, freedom)
-
-        tail = (1 - self.level) / 2
-        interval = Interval(end(tail), end(1 - tail))
-        return Look(len(values), mean, interval, repeated, abs(z) >= bound, end(0.5))
+        return Look(self, index, len(values), mean, error)
 
     def exceedance(self, index: int, z: float, drift: float) -> float:
         """P(an outcome at least as high as stopping at ``index`` with z): above earlier, or here above z.
@@ -119,8 +140,8 @@ class Design:
                 density = _continued(density, self.boundaries[stage], share, drift)
         return above
 
-    def _drift(self, index: int, z: float, probability: float) -> float:
-        """The drift under which the outcome is exceeded with this probability."""
+    def drift(self, index: int, z: float, probability: float) -> float:
+        """The drift under which an outcome is exceeded with this probability, as in `exceedance`."""
         root = math.sqrt(self.shares[index])
 
         def excess(drift: float) -> float:

@@ -83,7 +83,9 @@ class PlainSpeaker:
         """As in `Speaker`."""
         if not isinstance(prompt, str) and self.tokenizer.chat_template is None:
             raise ValueError("the model has no chat template; give plain text, without --chat and --system")
-        check_context(self.model.config.max_position_embeddings, len(self._ids(prompt)), settings.max_new_tokens)
+        check_context(
+            self.model.config.max_position_embeddings, len(self.ids(prompt)), settings.max_new_tokens
+        )
 
     def answer(
         self,
@@ -94,7 +96,7 @@ class PlainSpeaker:
         processors: LogitsProcessorList | None = None,
     ) -> list[Answer]:
         """As in `Speaker`, greedy but for what the processors do."""
-        rows = [self._ids(prompt) for prompt in prompts]
+        rows = [self.ids(prompt) for prompt in prompts]
         longest = max(map(len, rows))
         device, filler = self.model.device, self.ends[0] if self.ends else 0
         ids = torch.tensor([[filler] * (longest - len(row)) + row for row in rows], device=device)
@@ -119,7 +121,8 @@ class PlainSpeaker:
         reason = "stop_string" if stopped else "length" if end is None else "eos"
         return Answer(text, (), None, reason, len(said), tuple(said))
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Tokens of a prompt."""
         if isinstance(prompt, str):
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
         else:
@@ -185,16 +188,16 @@ def check_cause_space(one: Talker, other: Talker) -> None:
     sizes = [weight.shape[1] for weight in weights]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"the causes have {sizes[0]} and {sizes[1]} dimensions, so no individual can be the same in both; "
-            f"{remedy}"
+            f"the causes have {sizes[0]} and {sizes[1]} dimensions, so no individual can be the same in "
+            f"both; {remedy}"
         )
     rows = torch.linspace(0, min(len(weight) for weight in weights) - 1, ROWS_COMPARED).long().unique()
     first, second = (weight[rows.to(weight.device)].float().cpu() for weight in weights)
     cosine = float(torch.cosine_similarity(first, second).median())
     if cosine < LEAST_COSINE:
         raise ValueError(
-            f"the rows of W point elsewhere (median cosine {cosine:.2f}): the models are not of one origin, and "
-            f"a direction of their causes does not mean the same in both; {remedy}"
+            f"the rows of W point elsewhere (median cosine {cosine:.2f}): the models are not of one origin, "
+            f"and a direction of their causes does not mean the same in both; {remedy}"
         )
 
 

@@ -20,6 +20,7 @@ from scipy import special, stats
 __all__ = ["Estimate", "Interval", "Tally", "units"]
 
 Matrix = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.float64]
 REDRAWS = 1000
 TIE = 1e-12  # of a variance, relative to the scores': what rounding leaves where there is none
 
@@ -54,9 +55,10 @@ class Estimate:
         variance_ratio_upper: Upper end.
         design_effect: Variance of the difference over what it would be if an individual's pairs were
             independent of one another.
-        independent_pairs: Pairs of strangers that would be needed for the same standard error.
+        independent_pairs: Pairs of strangers that would be needed for the same precision: pairs over the
+            variance ratio.
         samples_saved: Those beyond the pairs at hand; below 0 where strangers would have needed fewer.
-        samples_saved_share: The same as a share of the independent pairs.
+        samples_saved_share: The same as a share of the independent pairs: 1 − the variance ratio.
         pairs: That have both scores.
         missing: Pairs without one, such as a text without the number that is scored.
         differing: Pairs whose scores differ.
@@ -64,31 +66,31 @@ class Estimate:
         prompts: That have at least two pairs.
     """
 
-    difference: float | None
-    lower: float | None
-    upper: float | None
     level: float
-    standard_error: float | None
-    median: float | None
-    median_lower: float | None
-    median_upper: float | None
-    mean_a: float | None
-    mean_b: float | None
-    correlation: float | None
-    correlation_lower: float | None
-    correlation_upper: float | None
-    variance_ratio: float | None
-    variance_ratio_lower: float | None
-    variance_ratio_upper: float | None
-    design_effect: float | None
-    independent_pairs: float | None
-    samples_saved: float | None
-    samples_saved_share: float | None
     pairs: int
     missing: int
     differing: int
     individuals: int
     prompts: int
+    difference: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    standard_error: float | None = None
+    median: float | None = None
+    median_lower: float | None = None
+    median_upper: float | None = None
+    mean_a: float | None = None
+    mean_b: float | None = None
+    correlation: float | None = None
+    correlation_lower: float | None = None
+    correlation_upper: float | None = None
+    variance_ratio: float | None = None
+    variance_ratio_lower: float | None = None
+    variance_ratio_upper: float | None = None
+    design_effect: float | None = None
+    independent_pairs: float | None = None
+    samples_saved: float | None = None
+    samples_saved_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -135,7 +137,7 @@ class Tally:
         return estimate(*matrices, seen=int(self._seen[:individuals].sum()), level=level, seed=seed)
 
 
-def units(difference: Matrix) -> npt.NDArray[np.float64]:
+def units(difference: Matrix) -> Vector:
     """Each individual's part in the mean difference, (n,), for differences (n, P) with NaN where missing.
 
     With nothing missing this is its mean over the prompts; else z_i = d̄ + 1/P Σ_p [there](n/n_p)(d_ip − d̄_p),
@@ -151,11 +153,11 @@ def units(difference: Matrix) -> npt.NDArray[np.float64]:
     counts = there.sum(0)
     means = np.where(there, difference, 0).sum(0) / counts  # (P,)
     shares = np.where(there, difference - means, 0) * (len(difference) / counts)
-    result: npt.NDArray[np.float64] = means.mean() + shares.mean(1)
+    result: Vector = means.mean() + shares.mean(1)
     return result
 
 
-def student(values: npt.NDArray[np.float64], level: float) -> tuple[float, float, Interval]:
+def student(values: Vector, level: float) -> tuple[float, float, Interval]:
     """Mean, its standard error, and mean ± t·error; the interval is everything where n < 2."""
     mean = float(values.mean())
     if len(values) < 2:
@@ -165,7 +167,7 @@ def student(values: npt.NDArray[np.float64], level: float) -> tuple[float, float
     return mean, error, Interval(mean - reach, mean + reach)
 
 
-def median_interval(values: npt.NDArray[np.float64], level: float) -> Interval:
+def median_interval(values: Vector, level: float) -> Interval:
     """Order statistics between which the median lies with at least this probability, whatever the law."""
     ordered, tail = np.sort(values), (1 - level) / 2
     rank = int(stats.binom.ppf(tail, len(values), 0.5))
@@ -196,7 +198,7 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
         "individuals": len(one), "prompts": one.shape[1],
     }  # fmt: skip
     if one.size == 0:
-        return Estimate(*[None] * 3, level, *[None] * 16, **facts)  # type: ignore[arg-type]
+        return Estimate(level=level, **facts)
     values = units(one - other)
     mean, error, interval = student(values, level)
     reach = median_interval(values, level)
@@ -206,12 +208,9 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
     weights = generator.multinomial(len(one), np.full(len(one), 1 / len(one)), size=REDRAWS)
     redrawn = _moments(one, other, weights.astype(float))
     ratios, correlations = _quantiles(_ratio(redrawn), level), _quantiles(_correlation(redrawn), level)
-    paired, strangers = float(moments.of_difference[0]), float(moments.of_one[0] + moments.of_other[0])
-    if len(one) >= 2 and paired > 0:
-        design = error**2 * facts["pairs"] / paired
-        independent = strangers / error**2 if error > 0 else math.inf
-    else:
-        design, independent = math.nan, math.inf if strangers > 0 else math.nan
+    paired = float(moments.of_difference[0])
+    design = error**2 * facts["pairs"] / paired if paired > 0 else math.nan
+    independent = facts["pairs"] / ratio if ratio > 0 else math.inf
     return Estimate(
         difference=mean,
         lower=_known(interval.lower),
@@ -232,7 +231,7 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
         design_effect=_known(design),
         independent_pairs=_known(independent),
         samples_saved=_known(independent - facts["pairs"]),
-        samples_saved_share=None if math.isnan(independent) else 1 - facts["pairs"] / independent,
+        samples_saved_share=_known(1 - ratio),
         **facts,
     )
 
@@ -240,9 +239,9 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
 class _Moments(NamedTuple):
     """Mean over prompts of variances within prompts, one per redraw: (R,) each."""
 
-    of_one: npt.NDArray[np.float64]
-    of_other: npt.NDArray[np.float64]
-    of_difference: npt.NDArray[np.float64]
+    of_one: Vector
+    of_other: Vector
+    of_difference: Vector
 
 
 def _moments(one: Matrix, other: Matrix, weights: Matrix) -> _Moments:
@@ -250,7 +249,7 @@ def _moments(one: Matrix, other: Matrix, weights: Matrix) -> _Moments:
     there = np.isfinite(one).astype(float)
     counts = weights @ there  # (R, P)
 
-    def variance(scores: Matrix) -> npt.NDArray[np.float64]:
+    def variance(scores: Matrix) -> Vector:
         center = np.nanmean(scores, 0)  # a shift changes no variance, and keeps the squares small
         shifted = np.where(there > 0, scores - center, 0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -258,26 +257,29 @@ def _moments(one: Matrix, other: Matrix, weights: Matrix) -> _Moments:
             spread = weights @ shifted**2 / counts - means**2
             unbiased = np.where(counts >= 2, np.maximum(spread, 0.0) * counts / (counts - 1), np.nan)
         known = np.isfinite(unbiased)
-        sums: npt.NDArray[np.float64] = np.where(known, unbiased, 0.0).sum(1)
+        sums: Vector = np.where(known, unbiased, 0.0).sum(1)
         # A spread that is rounding alone is none.
         floor = TIE * float((shifted**2).max(initial=0.0))
-        return np.where(sums > floor, sums, 0.0) / np.maximum(known.sum(1), 1)
+        means_of_variances: Vector = np.where(sums > floor, sums, 0.0) / np.maximum(known.sum(1), 1)
+        return means_of_variances
 
     return _Moments(variance(one), variance(other), variance(one - other))
 
 
-def _ratio(moments: _Moments) -> npt.NDArray[np.float64]:
+def _ratio(moments: _Moments) -> Vector:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return moments.of_difference / (moments.of_one + moments.of_other)
+        ratio: Vector = moments.of_difference / (moments.of_one + moments.of_other)
+    return ratio
 
 
-def _correlation(moments: _Moments) -> npt.NDArray[np.float64]:
+def _correlation(moments: _Moments) -> Vector:
     covariance = (moments.of_one + moments.of_other - moments.of_difference) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        return covariance / np.sqrt(moments.of_one * moments.of_other)
+        correlation: Vector = covariance / np.sqrt(moments.of_one * moments.of_other)
+    return correlation
 
 
-def _quantiles(values: npt.NDArray[np.float64], level: float) -> Interval:
+def _quantiles(values: Vector, level: float) -> Interval:
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return Interval(math.nan, math.nan)
