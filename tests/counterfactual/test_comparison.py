@@ -326,12 +326,12 @@ def test_bad_inputs_are_refused(speaker, options, message):
 
 
 def test_the_report_shows_pairs_and_escapes_them(speaker, tmp_path):
-    warm = Settings(max_new_tokens=6, temperature=2.0)
+    cold = Settings(max_new_tokens=6, temperature=0.0)
     result = compare(
         side(speaker, prompts=["<b>Hello"], name="<one>"),
-        side(speaker, warm, prompts=["<b>Hello"], name="two & three"),
+        side(speaker, cold, prompts=["<b>Hello"], name="two & three"),
         individuals=16,
-        scores=["length", "distinct"],
+        scores=["distinct", "length"],
         sequential=True,
         looks=2,
     )

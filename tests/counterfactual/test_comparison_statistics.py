@@ -40,12 +40,14 @@ def test_the_interval_counts_that_an_individual_answers_every_prompt():
     draw, hits, naive = np.random.default_rng(2), 0, 0
     for _ in range(RUNS):
         a, b = paired(draw)
-        found = estimate(a, b, seen=a.size, level=0.95)
-        hits += found.lower <= 0.5 <= found.upper
+        interval = student(units(a - b), 0.95)[2]
+        hits += interval.lower <= 0.5 <= interval.upper
         over_pairs = student((a - b).ravel(), 0.95)[2]
         naive += over_pairs.lower <= 0.5 <= over_pairs.upper
     assert 0.93 <= hits / RUNS <= 0.97
     assert naive / RUNS < 0.9
+    found = estimate(a, b, seen=a.size, level=0.95)
+    assert (found.lower, found.upper) == interval
     assert found.design_effect > 1.2
 
 
@@ -53,7 +55,7 @@ def test_the_interval_counts_that_an_individual_answers_every_prompt():
 @pytest.mark.parametrize("shift", [0.0, 0.35, 1.5])
 def test_the_interval_after_looking_covers(law, shift):
     draw, design, hits = np.random.default_rng(3), Design(planned_looks(60, 4)), 0
-    runs = 300
+    runs = 200
     for _ in range(runs):
         values = LAWS[law](draw, 60) + shift
         for index, count in enumerate(design.looks):
@@ -63,7 +65,7 @@ def test_the_interval_after_looking_covers(law, shift):
         hits += look.interval.lower <= shift <= look.interval.upper
         assert look.significant == (look.interval.lower > 0 or look.interval.upper < 0)
         assert look.interval.lower <= look.unbiased <= look.interval.upper
-    assert 0.92 <= hits / runs <= 0.98
+    assert 0.91 <= hits / runs <= 0.99
 
 
 def test_boundaries_spend_alpha_and_no_more():
@@ -93,7 +95,6 @@ def test_too_few_to_look():
 def test_variance_ratio_and_correlation_are_those_of_the_law():
     draw = np.random.default_rng(6)
     a, b = paired(draw, individuals=4000, rho=0.6, shift=0.0)
-    a -= (a - b).mean(1, keepdims=True) * 0  # A keeps its individual part
     found = estimate(a, b, seen=a.size, level=0.95)
     var_a, var_b, covariance = 2 + 0.25, 2.0, 0.6 * 2  # Student with 4 degrees: variance 2
     assert found.variance_ratio == pytest.approx(1 - 2 * covariance / (var_a + var_b), abs=0.04)
@@ -104,7 +105,7 @@ def test_variance_ratio_and_correlation_are_those_of_the_law():
 
 
 def test_the_interval_of_the_variance_ratio_covers():
-    draw, hits, runs = np.random.default_rng(7), 0, 150
+    draw, hits, runs = np.random.default_rng(7), 0, 100
     for _ in range(runs):
         a = draw.normal(size=(60, 4))
         b = 0.7 * a + np.sqrt(1 - 0.49) * draw.normal(size=(60, 4))
@@ -140,7 +141,7 @@ def test_missing_scores_are_left_out_and_counted():
     a[:, 2] = np.nan  # a prompt that nobody answered with a score
     found = estimate(a, b, seen=90, level=0.95)
     assert (found.pairs, found.missing, found.prompts) == (58, 32, 2)
-    assert found.difference == pytest.approx(np.nanmean(a - b, 0)[:2].mean())
+    assert found.difference == pytest.approx(np.nanmean((a - b)[:, :2], 0).mean())
     assert abs(found.difference - whole.difference) < 1
     assert estimate(a * np.nan, b, seen=90, level=0.95).difference is None
     assert len(units(a * np.nan)) == 0

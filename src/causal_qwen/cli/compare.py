@@ -112,7 +112,8 @@ def command(
     if engine == "native" and device not in (None, "cpu"):
         engine = "transformers"
     quiet_libraries()
-    from causal_qwen.conversion.checkpoints import CAUSAL, read_config
+    from causal_qwen.conversion.checkpoints import CAUSAL
+    from causal_qwen.conversion.headers import read_json_object
     from causal_qwen.counterfactual.comparison import Judge, Side, compare, score_of
     from causal_qwen.counterfactual.comparison.report import write_report
     from causal_qwen.prompting import Asking, Settings, Speaker
@@ -149,7 +150,8 @@ def command(
 
     def _talker(source: str, precision: Precision) -> Talker:
         # Only what is converted already has causes; with coupling individual, others are converted in memory.
-        plain = Path(source).is_dir() and read_config(source)["model_type"] not in CAUSAL
+        config = Path(source) / "config.json"
+        plain = config.is_file() and read_json_object(config, source).get("model_type") not in CAUSAL
         if plain and coupling != "individual":
             from causal_qwen.counterfactual.comparison import PlainSpeaker
 
@@ -174,9 +176,11 @@ def command(
     partial = None if output is None else output.with_name(f"{output.name}.partial")
     if partial is not None:
         on_interruption(lambda: f"{partial} keeps what was said; the same command goes on behind it")
+    # A reference belongs to both prompts of a pair.
+    rows = [dict(request.row) | dict(their.row) for request, their in zip(asked, asked_against, strict=True)]
     result = compare(
-        Side(one, [request.prompt for request in asked], settings, names[0], [r.row for r in asked]),
-        Side(two, [r.prompt for r in asked_against], against, names[1], [r.row for r in asked_against]),
+        Side(one, [request.prompt for request in asked], settings, names[0], rows),
+        Side(two, [request.prompt for request in asked_against], against, names[1], rows),
         individuals=individuals,
         scores=scores,
         coupling=coupling or ("individual" if ours else "gumbel"),

@@ -103,7 +103,7 @@ def _picture(found: Estimate) -> str:
     middle, ends = HEIGHT / 2, (x(found.lower), x(found.upper))
     marks = [
         f'<line class="axis" x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="14" y2="{HEIGHT - 30}"/>',
+        f'<line class="zero" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="{middle - 10}" y2="{HEIGHT - 28}"/>',
         f'<text x="{x(0):.1f}" y="{HEIGHT - 14}" text-anchor="middle">0: no difference</text>',
         f'<line class="interval" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{middle}" y2="{middle}"/>',
         f'<circle class="point" cx="{x(found.difference):.1f}" cy="{middle}" r="6"/>',
@@ -115,7 +115,8 @@ def _picture(found: Estimate) -> str:
 
 def _side_by_side(pair: Pair, name: str) -> str:
     one, other = (WORDS.findall(str(side["text"])) for side in (pair.a, pair.b))
-    blocks = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    bare = [[word.strip() for word in words] for words in (one, other)]
+    blocks = difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes()
     texts = (
         _marked((one[start:end], kind != "equal") for kind, start, end, _, _ in blocks),
         _marked((other[start:end], kind != "equal") for kind, _, _, start, end in blocks),

@@ -130,9 +130,9 @@ class Comparison:
             raise ValueError(f"scores are {', '.join(names) or 'none'}; give at least one, each once")
         self.coupling, self.individuals, self.seed = coupling, individuals, seed
         self.batch_size, self.looks = batch_size, looks or (individuals,)
-        self.a, self.b = (replace(side, settings=self._settings(side)) for side in (a, b))
         if coupling == "individual":
             check_cause_space(a.talker, b.talker)
+        self.a, self.b = (replace(side, settings=self._settings(side)) for side in (a, b))
         for side in (self.a, self.b):
             for prompt in side.prompts:
                 side.talker.check(prompt, side.settings)
