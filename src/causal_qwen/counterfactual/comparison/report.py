@@ -115,8 +115,8 @@ def _picture(found: Estimate) -> str:
 
 def _side_by_side(pair: Pair, name: str) -> str:
     one, other = (WORDS.findall(str(side["text"])) for side in (pair.a, pair.b))
-    bare = [[word.strip() for word in words] for words in (one, other)]
-    blocks = difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes()
+    ours, theirs = ([word.strip() for word in words] for words in (one, other))
+    blocks = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
     texts = (
         _marked((one[start:end], kind != "equal") for kind, start, end, _, _ in blocks),
         _marked((other[start:end], kind != "equal") for kind, _, _, start, end in blocks),
