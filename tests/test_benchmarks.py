@@ -38,6 +38,7 @@ TRAINING = {
 KEYS = {
     "abduction": ({"sampled_replay_rate", "written_replay_rate", "seconds_per_token", "refused"},),
     "cars": ({"medians", "runs", "splits"},),
+    "comparison": ({"compared", "independent", "coverage"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "counterfactual_truth": (
         {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end", "effects"},

@@ -2,6 +2,7 @@
 
 from causal_qwen.counterfactual.abduction import Abduction, abduct
 from causal_qwen.counterfactual.cohort import individuals
+from causal_qwen.counterfactual.comparison import ComparisonResult, Side, compare
 from causal_qwen.counterfactual.evidence import AbductionError
 from causal_qwen.counterfactual.interventions import Counterfactual, counterfactual
 from causal_qwen.counterfactual.numbers import (
@@ -13,9 +14,12 @@ from causal_qwen.counterfactual.numbers import (
 __all__ = [
     "Abduction",
     "AbductionError",
+    "ComparisonResult",
     "Counterfactual",
     "CounterfactualNumbers",
+    "Side",
     "abduct",
+    "compare",
     "counterfactual",
     "counterfactual_number",
     "counterfactual_numbers",

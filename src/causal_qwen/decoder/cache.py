@@ -108,6 +108,14 @@ class KVCache:
         """Bytes of all keys and values; equals :func:`kv_cache_bytes`."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
+    def repeat(self, other: KVCache) -> None:
+        """Take what a cache of one row holds for every row of this one, which is empty."""
+        length = other.length
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            ours.keys[:length] = theirs.keys[:length]
+            ours.values[:length] = theirs.values[:length]
+        self.accept(other.valid[:, :length].expand(self.batch, -1))
+
     def accept(self, valid: Tensor) -> None:
         """Take the slots up to S as filled; ``valid`` (B, S) is False at padding."""
         self.length = valid.shape[1]

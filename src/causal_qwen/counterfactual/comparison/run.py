@@ -1,0 +1,215 @@
+"""compare(): A against B on the same individuals.
+
+It consumes the pairs of a `Comparison` into a `Tally`, keeps every text, looks where the plan says so, and
+sums up. This module knows neither how texts are made nor how an interval is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from causal_qwen.counterfactual.comparison.plan import BATCH, Comparison, Coupling, Pair, Side
+from causal_qwen.counterfactual.comparison.scores import Score
+from causal_qwen.counterfactual.comparison.sequential import Design, Look, planned_looks
+from causal_qwen.counterfactual.comparison.statistics import Estimate, Matrix, Tally, units
+from causal_qwen.evaluation.tables import GrowingTable
+from causal_qwen.progress import Watch, unwatched
+
+__all__ = ["ComparisonResult", "compare"]
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """What a comparison says.
+
+    Args:
+        estimates: By the name of the score; the first one decides when to stop.
+        coupling: As it was asked for.
+        pairs: How many were made, of how many at most.
+        total: At most.
+        stopped: Why: "all pairs", "difference" (the interval excludes 0) or "width" (it is narrow enough).
+        look: What the last look said; None where nobody looked before the end.
+        names: Of the sides.
+        extremes: Pairs that differ most in the first score.
+        matrices: Scores of both sides by name, (individuals, prompts) each; NaN where missing.
+    """
+
+    estimates: Mapping[str, Estimate]
+    coupling: Coupling
+    pairs: int
+    total: int
+    stopped: str
+    look: Look | None
+    names: tuple[str, str]
+    extremes: tuple[Pair, ...] = ()
+    matrices: Mapping[str, tuple[Matrix, Matrix]] = field(default_factory=dict, repr=False)
+
+    @property
+    def first(self) -> Estimate:
+        """Of the first score; in the sequential mode its interval is the one that looking keeps valid."""
+        estimate = next(iter(self.estimates.values()))
+        if self.look is None:
+            return estimate
+        return replace(estimate, lower=self.look.interval.lower, upper=self.look.interval.upper)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the first score's estimate at the top, all of them under "scores"."""
+        sequential = None
+        if self.look is not None:
+            sequential = {
+                "individuals": self.look.individuals,
+                "unbiased_difference": self.look.unbiased,
+                "repeated_lower": self.look.repeated.lower,
+                "repeated_upper": self.look.repeated.upper,
+            }
+        return self.first.to_dict() | {
+            "score": next(iter(self.estimates)),
+            "coupling": self.coupling,
+            "a": self.names[0],
+            "b": self.names[1],
+            "planned_pairs": self.total,
+            "stopped": self.stopped,
+            "sequential": sequential,
+            "scores": {name: estimate.to_dict() for name, estimate in self.estimates.items()},
+        }
+
+
+def compare(
+    a: Side,
+    b: Side,
+    *,
+    individuals: int = 100,
+    scores: Sequence[Score | str] = ("length",),
+    coupling: Coupling = "individual",
+    seed: int = 0,
+    sequential: bool = False,
+    looks: int = 5,
+    width: float | None = None,
+    level: float = 0.95,
+    batch_size: int = BATCH,
+    output: Path | None = None,
+    extremes: int = 12,
+    watch: Watch = unwatched,
+) -> ComparisonResult:
+    """The mean paired difference of a score, A − B, over individuals that answer the prompts of both sides.
+
+    Args:
+        a: Side A: a model, its prompts and its settings.
+        b: Side B.
+        individuals: How many answer every prompt; at most, where ``sequential``.
+        scores: `Score`s or their names; the first one is what the comparison is about.
+        coupling: "individual" (the same noise in cause space), "gumbel" (the same Gumbel per token, for any
+            model with logits) or "independent" (strangers).
+        seed: Of the first individual.
+        sequential: Whether to look before the end, and stop once the interval excludes 0 or is narrow enough.
+        looks: How often, the end included.
+        width: Stop once the interval, valid at all looks, is no wider than this.
+        level: Of all intervals.
+        batch_size: Texts at a time.
+        output: JSONL file of all pairs. A run that was cut goes on behind the last pair that it wrote.
+        extremes: How many of the pairs that differ most are kept in the result.
+        watch: Told of pairs.
+
+    Raises:
+        ValueError: If the sides cannot be compared, or the file was begun by another comparison.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1")
+    if width is not None and not (sequential and width > 0):
+        raise ValueError(f"width is {width}; it is a number above 0, and needs the sequential mode")
+    planned = planned_looks(individuals, looks) if sequential else ()
+    comparison = Comparison(
+        a,
+        b,
+        individuals=individuals,
+        scores=scores,
+        coupling=coupling,
+        seed=seed,
+        batch_size=batch_size,
+        looks=planned,
+    )
+    tally, most = comparison.tally(), _Extremes(extremes, comparison.scores[0].name)
+    design = Design(planned, level=level) if sequential else None
+    ends = {look * len(a.prompts): index for index, look in enumerate(comparison.looks)}
+    stopped, look, count = "all pairs", None, 0
+    with ExitStack() as stack:
+        table = None
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            table = stack.enter_context(GrowingTable(output, comparison.facts(), format="jsonl"))
+        advance = stack.enter_context(watch("comparing", comparison.total))
+        for pair in _all(comparison, table):
+            _add(tally, pair)
+            most.add(pair)
+            count += 1
+            advance(1)
+            if design is None or count not in ends:
+                continue
+            index = ends[count]
+            matrices = tally.matrices(comparison.scores[0].name, design.looks[index])
+            look = design.look(index, units(matrices[0] - matrices[1]))
+            narrow = width is not None and look.repeated.upper - look.repeated.lower <= width
+            if look.significant or narrow:
+                stopped = "difference" if look.significant else "width"
+                break
+        if table is not None:
+            table.finish()
+    answered = look.individuals if look is not None else individuals
+    estimates = {score.name: tally.estimate(score.name, answered, level=level) for score in comparison.scores}
+    return ComparisonResult(
+        estimates,
+        coupling,
+        count,
+        comparison.total,
+        stopped,
+        look,
+        (a.name or "A", b.name or "B"),
+        most.pairs(),
+        {score.name: tally.matrices(score.name, answered) for score in comparison.scores},
+    )
+
+
+def _all(comparison: Comparison, table: GrowingTable | None) -> Iterator[Pair]:
+    """Those that the file has, and then new ones, each written before it is handed on."""
+    if table is None:
+        yield from comparison.pairs()
+        return
+    done = table.done
+    for row in table.rows() if done else ():
+        yield Pair(**row)
+    for pair in comparison.pairs(done):
+        table.write(pair.to_dict())
+        yield pair
+
+
+def _add(tally: Tally, pair: Pair) -> None:
+    one, other = (
+        tuple(math.nan if scores[name] is None else float(scores[name] or 0.0) for name in tally.names)
+        for scores in (pair.scores_a, pair.scores_b)
+    )
+    tally.add(pair.individual, pair.prompt, one, other)
+
+
+class _Extremes:
+    """The pairs that differ most in one score, and of those that do not, none."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self.most, self.name = most, name
+        self._kept: list[tuple[float, int, Pair]] = []
+
+    def add(self, pair: Pair) -> None:
+        one, other = pair.scores_a[self.name], pair.scores_b[self.name]
+        if one is None or other is None or one == other:
+            return
+        self._kept.append((-abs(one - other), len(self._kept), pair))
+        if len(self._kept) > 4 * self.most:
+            self._kept = sorted(self._kept, key=lambda entry: entry[:2])[: self.most]
+
+    def pairs(self) -> tuple[Pair, ...]:
+        ordered = sorted(self._kept, key=lambda entry: entry[:2])[: self.most]
+        return tuple(pair for _, _, pair in ordered)
