@@ -7,6 +7,9 @@ positions.
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,7 +74,7 @@ class KVCache:
         ValueError: If ``batch`` or ``capacity`` is below 1.
     """
 
-    __slots__ = ("layers", "length", "valid")
+    __slots__ = ("_addresses", "layers", "length", "valid")
 
     def __init__(
         self,
@@ -92,6 +95,18 @@ class KVCache:
         ]
         self.length = 0
         self.valid = torch.zeros(batch, capacity, dtype=torch.bool, device=device)  # False at padding
+        self._addresses: tuple[Any, Any] | None = None
+
+    @property
+    def addresses(self) -> tuple[Any, Any]:
+        """Where keys and values of each layer lie, as arrays for native code."""
+        if self._addresses is None:
+            pointers = ctypes.c_void_p * len(self.layers)
+            self._addresses = (
+                pointers(*(layer.keys.data_ptr() for layer in self.layers)),
+                pointers(*(layer.values.data_ptr() for layer in self.layers)),
+            )
+        return self._addresses
 
     @property
     def batch(self) -> int:
@@ -107,6 +122,13 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all keys and values; equals :func:`kv_cache_bytes`."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+
+    def begin_with(self, other: KVCache, length: int) -> None:
+        """Take the first ``length`` slots of a cache of one text, into an empty one."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.keys[:length] = theirs.keys[:length]
+            mine.values[:length] = theirs.values[:length]
+        self.accept(other.valid[:, :length])
 
     def accept(self, valid: Tensor) -> None:
         """Take the slots up to S as filled; ``valid`` (B, S) is False at padding."""
