@@ -103,8 +103,8 @@ class ReadOut:
 
     def answer(self, questions: Sequence[Question]) -> list[Answer]:
         """The answer to each, in their order; those of one kind by one read of W."""
-        if len(questions) == 1:
-            return [self._answer(questions[0])]
+        if len(questions) == 1 or self.act.native is None:  # other products depend on how many there are
+            return [self._answer(question) for question in questions]
         answers: dict[int, Answer] = {}
         groups: dict[tuple[str, int, int], list[int]] = {}
         for index, question in enumerate(questions):
