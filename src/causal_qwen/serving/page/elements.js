@@ -113,7 +113,7 @@ function showCard(token) {
   });
   const own = token.logprob === null || token.logprob === undefined ? "" : ` · ${percent(Math.exp(token.logprob))}`;
   card.replaceChildren(element("h3", {}, `${visible(token.text)}${own}`), ...rows);
-  if (token.number) card.append(bars([token.number], { label: () => "" }));
+  if (token.number) card.append(bars([token.number]));
   card.hidden = false;
   const box = token.span.getBoundingClientRect();
   const left = Math.min(box.left + scrollX, scrollX + innerWidth - card.offsetWidth - 12);
@@ -131,25 +131,38 @@ function visible(token) {
   return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ /, "␣");
 }
 
-/** Values with their intervals on one common axis. */
-export function bars(numbers, { label = (number) => figure(number.value ?? number.median) } = {}) {
-  const low = Math.min(...numbers.map((number) => number.lower));
-  const high = Math.max(...numbers.map((number) => number.upper));
+/** The ends of an axis on which all intervals have room. */
+export function axis(numbers) {
+  const [least, most] = [Math.min(...numbers.map((number) => number.lower)), Math.max(...numbers.map((number) => number.upper))];
+  return [least - 0.1 * (most - least), most + 0.1 * (most - least)];
+}
+
+/** An interval as a bar on an axis, its median as a mark. */
+export function track(number, [low, high]) {
   const place = (value) => (high > low ? (100 * (value - low)) / (high - low) : 50);
-  const rows = numbers.flatMap((number) => {
-    const span = element("span");
-    const mark = element("i");
-    span.style.left = `${place(number.lower)}%`;
-    span.style.width = `${Math.max(0.5, place(number.upper) - place(number.lower))}%`;
-    mark.style.left = `${place(number.value ?? number.median)}%`;
-    const text = `${figure(number.lower)} … ${figure(number.upper)}`;
-    const flag = number.extrapolates ? element("span", { class: "flag", title: "beyond what training has seen" }, " extrapolates") : null;
-    return [
-      element("span", {}, label(number)),
-      element("div", { class: `track${number.extrapolates ? " beyond" : ""}`, role: "img", "aria-label": `interval ${text}` }, span, mark),
-      element("span", {}, text, flag),
-    ];
-  });
+  const [span, mark] = [element("span"), element("i")];
+  span.style.left = `${place(number.lower)}%`;
+  span.style.width = `${Math.max(0.5, place(number.upper) - place(number.lower))}%`;
+  mark.style.left = `${place(number.value ?? number.median)}%`;
+  return element("div", { class: `track${number.extrapolates ? " beyond" : ""}`, role: "img", "aria-label": `interval ${ends(number)}` }, span, mark);
+}
+
+export function ends(number) {
+  return `${figure(number.lower)} … ${figure(number.upper)}`;
+}
+
+export function flag(number) {
+  return number.extrapolates ? element("span", { class: "flag", title: "beyond what training has seen" }, " extrapolates") : null;
+}
+
+/** Values with their intervals on one common axis. */
+export function bars(numbers) {
+  const edges = axis(numbers);
+  const rows = numbers.flatMap((number) => [
+    element("span", {}, figure(number.value)),
+    track(number, edges),
+    element("span", {}, ends(number), flag(number)),
+  ]);
   return element("div", { class: "bars" }, ...rows);
 }
 

@@ -43,7 +43,8 @@ export function control(name, field, value, changed) {
     const options = field.options.map(([key, text]) => element("option", { value: key, selected: key === value }, text));
     input = element("select", common, ...options);
   } else if (field.kind === "check") input = element("input", { ...common, type: "checkbox", checked: value });
-  else input = element("input", { ...common, type: field.kind, value: String(value), min: field.min, max: field.max, step: field.step });
+  // The range comes first: a value outside of it would be cut off.
+  else input = element("input", { ...common, type: field.kind, min: field.min, max: field.max ?? "", step: field.step, value: String(value) });
   if (field.kind !== "text") {
     input.addEventListener("keydown", (event) => event.key === "Enter" && event.target.form.requestSubmit());
   } else {

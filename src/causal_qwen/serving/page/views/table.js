@@ -1,7 +1,7 @@
 // A few rows of a table; the number that follows each, with its interval.
 
 import { answer } from "../api.js";
-import { bars, element, figure, percent } from "../elements.js";
+import { axis, element, ends, figure, flag, percent, track } from "../elements.js";
 
 const MOST = 256;
 
@@ -34,36 +34,26 @@ export default {
     if (!body.rows.length) throw new Error("there are no rows; paste a header and at least one row below it");
     const result = await answer(path, body, signal);
     const names = Object.keys(body.rows[0]).slice(0, 6);
-    const head = [...names, result.target || "number", `${Math.round(100 * result.interval_level)}% interval`, "a number follows"];
-    const low = Math.min(...result.data.map((one) => one.lower));
-    const high = Math.max(...result.data.map((one) => one.upper));
+    const level = `${Math.round(100 * result.interval_level)}% interval`;
+    const head = [...names.map((name) => [name]), [result.target || "number", "figure"], [level], [""], ["a number follows", "figure"]];
+    const edges = axis(result.data);
     const rows = result.data.map((one) => element(
       "tr",
       {},
       ...names.map((name) => element("td", {}, String(body.rows[one.index][name] ?? ""))),
       element("td", { class: "figure" }, element("b", {}, figure(one.median))),
-      element("td", { class: "wide" }, interval(one, low, high)),
+      element("td", { class: "wide" }, track(one, edges)),
+      element("td", {}, ends(one), flag(one)),
       element("td", { class: "figure" }, percent(one.prob_num)),
     ));
     const kind = result.intervals === "conformal" ? "calibrated on left-out rows" : "of the Cauchy law itself, not calibrated";
     output.replaceChildren(
-      element("div", { class: "answer scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name) => element("th", {}, name)))), element("tbody", {}, ...rows))),
+      element("div", { class: "answer scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map(([name, kind = ""]) => element("th", { class: kind }, name)))), element("tbody", {}, ...rows))),
       element("p", { class: "foot" }, `Intervals are ${kind}. First sentence: ${result.data[0].prompt}…`),
     );
     return `${result.data.length} rows`;
   },
 };
-
-/** One row's interval on the axis of all rows. */
-function interval(one, low, high) {
-  const made = bars([{ ...one, value: one.median }], { label: () => "" });
-  const [span, mark] = made.querySelector(".track").children;
-  const place = (value) => (high > low ? (100 * (value - low)) / (high - low) : 50);
-  span.style.left = `${place(one.lower)}%`;
-  span.style.width = `${Math.max(0.5, place(one.upper) - place(one.lower))}%`;
-  mark.style.left = `${place(one.median)}%`;
-  return made;
-}
 
 /** Rows of tab- or comma-separated text with a header; a cell that is a number becomes one. */
 export function parse(text) {
