@@ -17,6 +17,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from causal_qwen.serving import answers
 from causal_qwen.serving.desk import Desk
@@ -102,9 +103,24 @@ def application(desk: Desk, *, key: str | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, wrong_path)
     app.add_exception_handler(Exception, _failed)
     paths = frozenset(app.openapi()["paths"]) | {"/", "/docs", "/openapi.json"}
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    app.mount("/", _Page(directory=PAGE, html=True))
     app.add_middleware(Gate, key=key, largest=desk.limits.body, metrics=metrics, paths=paths)
     return app
+
+
+class _Page(StaticFiles):
+    """The files of the page. What is no file may be a path that takes another method."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """As Starlette's."""
+        try:
+            return await super().get_response(path, scope)
+        except HTTPException as error:
+            described = scope["app"].openapi()["paths"].get(scope["path"])
+            if described is None:
+                raise
+            allowed = ", ".join(method.upper() for method in described)
+            raise HTTPException(405, headers={"Allow": allowed}) from error
 
 
 async def _failed(request: Request, error: Exception) -> Response:
