@@ -119,8 +119,9 @@ def test_a_text_joins_within_two_steps(model, engine):
 
 def test_a_shared_beginning_is_read_once_and_changes_nothing(model, engine):
     batch, inputs = NativeBatch(model, engine, 2), prompt(3)
+    more = {"input_ids": 9, "attention_mask": 1, "numeric_values": 0.0}
     longer = {
-        name: torch.cat([part, torch.full((1, 5), 9 if name == "input_ids" else 1 - (name[0] == "n"))], 1).to(part)
+        name: torch.cat([part, torch.full((1, 5), more[name], dtype=part.dtype)], 1)
         for name, part in inputs.items()
     }
     first = prepared(model, inputs, SETTINGS[0], max_new_tokens=NEW)
@@ -157,9 +158,7 @@ def test_the_model_itself_continues_one_text(model):
         assert inference.choice.logits is not None
     batch.leave(text)
     assert batch.step() == []
-    output = model.generate(
-        **prompt(1), **SETTINGS[0], max_new_tokens=NEW, return_dict_in_generate=True
-    )
+    output = model.generate(**prompt(1), **SETTINGS[0], max_new_tokens=NEW, return_dict_in_generate=True)
     assert torch.equal(text.texts.ids, output.sequences)
 
 

@@ -23,6 +23,7 @@ from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 __all__ = [
     "Branch",
     "Counterfactual",
+    "compared",
     "counterfactual",
     "edit_distance",
 ]
@@ -151,7 +152,7 @@ def counterfactual(
     branches = [_branch(model, processor, prompt, person, options) for prompt in interventions]
     redrawn = _branch(model, processor, factual_prompt, other, options)
     return Counterfactual(
-        factual, tuple(_compared(branch, factual) for branch in branches), _compared(redrawn, factual), person
+        factual, tuple(compared(branch, factual) for branch in branches), compared(redrawn, factual), person
     )
 
 
@@ -194,8 +195,8 @@ def _branch(
     return Branch(prompt, text, tokens, said.numbers(processor.num_token_id), person)
 
 
-def _compared(branch: Branch, factual: Branch) -> Branch:
-    """The branch with what sets it apart from the factual one."""
+def compared(branch: Branch, factual: Branch) -> Branch:
+    """The branch with what sets it apart from the factual one: another value at a number is another token."""
     ours, theirs = _symbols(branch), _symbols(factual)
     pairs = itertools.zip_longest(ours, theirs)
     first = next((index for index, (one, two) in enumerate(pairs) if one != two), None)

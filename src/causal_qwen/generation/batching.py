@@ -1,15 +1,15 @@
 """Many texts at a time, of which each begins and ends when it likes: continuous batching.
 
-A `Text` is what generate() would make alone: prompt, decision, processors. It joins a batch, is continued by one
-token at most steps, and leaves. In a `NativeBatch` texts share each read of the weights, and yet what is said in one
-depends on nothing in the others, bit for bit. `SingleBatch` continues one text by any `Stepper`, for backbones that
-our engine does not run. This module knows neither words nor when a text ends.
+A `Text` is what generate() would continue alone: prompt, decision, processors. It joins a batch, gets its
+next token at most steps, and leaves. In a `NativeBatch` texts share each read of the weights, and yet what is
+said in one depends on nothing in the others, bit for bit. `SingleBatch` continues one text by the model
+itself, where our engine does not run. This module knows neither words nor when a text ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,12 +20,12 @@ from transformers import LogitsProcessorList
 from causal_qwen.context import check_context
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.engine import Engine
-from causal_qwen.generation.decisions import Decision, choose_together
+from causal_qwen.generation.decisions import Choice, Decision, choose_together
 from causal_qwen.generation.loop import Inference, Texts, steps
 from causal_qwen.generation.native import NativeCauses, NativeFeatures
 from causal_qwen.generation.protocol import CausalModel
-from causal_qwen.generation.readout import Question, ReadOut
-from causal_qwen.generation.stepping import TransformersStepper
+from causal_qwen.generation.readout import Answer, Question, ReadOut
+from causal_qwen.generation.stepping import Causes, TransformersStepper
 from causal_qwen.kernels.native import LARGEST_NATIVE
 
 __all__ = ["Batch", "NativeBatch", "SingleBatch", "Text", "prepared"]
@@ -82,9 +82,7 @@ def prepared(
         decision: Decision,
         **model_kwargs: Any,
     ) -> Text:
-        texts = Texts(
-            input_ids, model_kwargs.get("numeric_values"), num_token_id=model.config.num_token_id
-        )
+        texts = Texts(input_ids, model_kwargs.get("numeric_values"), num_token_id=model.config.num_token_id)
         return Text(texts, decision, logits_processor, max_new_tokens)
 
     check_context(model.config.max_position_embeddings, inputs["input_ids"].shape[1], max_new_tokens)
@@ -108,8 +106,8 @@ class Batch(Protocol):
         """Let one go, whether it is done or not."""
         ...
 
-    def step(self) -> list[tuple[Text, Inference]]:
-        """One step: what was decided, for those that got a token."""
+    def step(self) -> list[tuple[Text, Inference | Exception]]:
+        """One step: what was decided, for those that got a token; or why one cannot go on."""
         ...
 
 
@@ -171,7 +169,7 @@ class NativeBatch:
             self._kept.append(row.beginning())
 
     @torch.no_grad()
-    def step(self) -> list[tuple[Text, Inference]]:
+    def step(self) -> list[tuple[Text, Inference | Exception]]:
         """As in `Batch`."""
         portions = self._portions()
         if not portions:
@@ -188,7 +186,7 @@ class NativeBatch:
         return self._decided(ready, torch.stack(last)) if ready else []
 
     def _portions(self) -> list[tuple[_Row, int]]:
-        """How many tokens each row reads: every running text its one, prompts what is left, first come first."""
+        """How many tokens each row reads: a running text its one, prompts what is left, first come first."""
         running = sum(len(row.unread) == 1 for row in self._rows.values())
         room = max(LARGEST_NATIVE - running, LEAST_OF_PROMPTS)
         portions = []
@@ -199,27 +197,42 @@ class NativeBatch:
                 portions.append((row, count))
         return portions
 
-    def _decided(self, rows: Sequence[_Row], features: Tensor) -> list[tuple[Text, Inference]]:
+    def _decided(self, rows: Sequence[_Row], features: Tensor) -> list[tuple[Text, Inference | Exception]]:
         causes, texts = self._causes.each(features), [row.text for row in rows]
         choices = choose_together(
             self._readout,
-            [
-                text.decision.deciding(self._readout, own, text.texts.ids, text.position, text.processors)
-                for text, own in zip(texts, causes, strict=True)
-            ],
+            [self._deciding(text, own) for text, own in zip(texts, causes, strict=True)],
         )
-        lacking = [index for index, text in enumerate(texts) if text.keeps_logits and choices[index].logits is None]
-        answers = self._readout.answer([Question("logits", (causes[index].U.loc,)) for index in lacking])
-        for index, (logits,) in zip(lacking, answers, strict=True):
-            choices[index] = replace(choices[index], logits=logits)
-        decided = []
-        for row, own, choice in zip(rows, causes, choices, strict=True):
+        return [
+            (row.text, self._appended(row, own, choice))
+            for row, own, choice in zip(rows, causes, choices, strict=True)
+        ]
+
+    def _deciding(self, text: Text, causes: Causes) -> Generator[Question, Answer, Choice | Exception]:
+        """The decision of one text; what goes wrong in it ends it, and no other."""
+        try:
+            choice = yield from text.decision.deciding(
+                self._readout, causes, text.texts.ids, text.position, text.processors
+            )
+            if text.keeps_logits and choice.logits is None:
+                (logits,) = yield Question("logits", (causes.U.loc,))
+                choice = replace(choice, logits=logits)
+        except Exception as error:
+            return error
+        return choice
+
+    def _appended(self, row: _Row, causes: Causes, choice: Choice | Exception) -> Inference | Exception:
+        """The text with its new token, which the next step reads."""
+        if isinstance(choice, Exception):
+            return choice
+        try:
             tokens = row.text.texts.append(choice)
-            row.text.position += 1
-            values = row.text.texts.numbers[0]
-            row.unread = self._features.embed(tokens[None], None if values is None else values[:, -1:])[0]
-            decided.append((row.text, Inference(own.U, own.U0, choice, tokens, self._readout)))
-        return decided
+        except Exception as error:
+            return error
+        row.text.position += 1
+        values = row.text.texts.numbers[0]
+        row.unread = self._features.embed(tokens[None], None if values is None else values[:, -1:])[0]
+        return Inference(causes.U, causes.U0, choice, tokens, self._readout)
 
     def _begin(self, cache: KVCache, ids: Tensor, values: Tensor | None) -> int:
         """Fill the cache with the longest beginning that another text shares; its length.
@@ -267,7 +280,7 @@ class SingleBatch:
             del self._steps
 
     @torch.no_grad()
-    def step(self) -> list[tuple[Text, Inference]]:
+    def step(self) -> list[tuple[Text, Inference | Exception]]:
         """As in `Batch`."""
         if self._text is None:
             return []

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class Choice:
 
 # Asks questions, is sent their answers, and returns what is chosen.
 Deciding = Generator[Question, Answer, Choice]
+Chosen = TypeVar("Chosen")
 Scored = tuple[Tensor, Tensor, Tensor | None]  # scores, their argmax and, where they are known, the logits
 
 
@@ -297,15 +298,17 @@ class Decision:
         return torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
 
 
-def choose_together(readout: ReadOut, decidings: Iterable[Deciding]) -> list[Choice]:
+def choose_together(
+    readout: ReadOut, decidings: Iterable[Generator[Question, Answer, Chosen]]
+) -> list[Chosen]:
     """What each decides, in their order; questions of one kind are answered from one read of W.
 
     Without another form of W than native code's, each gets what it would get alone, bit for bit.
     """
-    choices: dict[int, Choice] = {}
-    asked: dict[int, tuple[Deciding, Question]] = {}
+    choices: dict[int, Chosen] = {}
+    asked: dict[int, tuple[Generator[Question, Answer, Chosen], Question]] = {}
 
-    def go_on(index: int, deciding: Deciding, answer: Answer | None) -> None:
+    def go_on(index: int, deciding: Generator[Question, Answer, Chosen], answer: Answer | None) -> None:
         try:
             # A generator that has not begun takes None, as next() sends it.
             asked[index] = deciding, deciding.send(answer)  # type: ignore[arg-type]

@@ -59,7 +59,8 @@ class NativeFeatures:
         if numeric_values is None:
             return embeddings
         is_number = input_ids == self.model.config.num_token_id
-        return self.model.numeric_embedding(embeddings, numeric_values, is_number)
+        read: Tensor = self.model.numeric_embedding(embeddings, numeric_values, is_number)
+        return read
 
 
 class NativeCauses:
