@@ -95,9 +95,15 @@ function actions() {
     element("button", { type: "button", id: "stop", disabled: true, onclick: () => controller?.abort() }, "Stop"),
     element("span", { class: "space" }),
     button("Copy link", () => link(true), "link"),
-    button("Copy as Python", () => asPython(view.request(values, model), location.origin), "Python"),
-    button("Copy as curl", () => asCurl(view.request(values, model), location.origin), "curl"),
+    button("Copy as Python", () => asPython(named(), location.origin), "Python"),
+    button("Copy as curl", () => asCurl(named(), location.origin), "curl"),
   );
+}
+
+/** The request of this view, with the name of the model that answers. */
+function named() {
+  const { path, body } = view.request(values, model);
+  return { path, body: { model: model.id, ...body } };
 }
 
 /** The address of this view with all that was set; opened, it runs. */
