@@ -35,22 +35,20 @@ export default {
       element(
         "div",
         { class: "cards" },
-        card("factual", `individual ${result.individual.seed}`, factual, null),
-        card("what if", `the same individual · ${difference(other)}`, other, factual),
-        card("control", `individual ${result.control.individual.seed} · ${difference(result.control)}`, result.control, factual),
+        card("factual", `individual ${result.individual.seed}`, factual, other, "del"),
+        card("what if", `the same individual · ${difference(other)}`, other, factual, "ins"),
+        card("control", `individual ${result.control.individual.seed} · ${difference(result.control)}`, result.control, factual, "ins"),
       ),
     );
     return `${result.usage.completion_tokens} tokens`;
   },
 };
 
-function card(name, who, branch, factual) {
+/** A text, with those of its tokens marked that the other does not share. */
+function card(name, who, branch, other, mark) {
   const said = element("p", { class: "said" }, element("span", { class: "prompt" }, branch.prompt));
-  if (factual === null) said.append(branch.text);
-  else {
-    for (const [kind, text] of changes(factual.tokens, branch.tokens)) {
-      said.append(kind === "same" ? text : element(kind === "new" ? "ins" : "del", {}, text));
-    }
+  for (const [kind, text] of changes(other.tokens, branch.tokens)) {
+    if (kind !== "gone") said.append(kind === "same" ? text : element(mark, {}, text));
   }
   const numbers = branch.numbers.length ? bars(branch.numbers) : null;
   return element("div", { class: "answer" }, element("h2", {}, name), said, numbers, element("p", { class: "foot" }, who));
