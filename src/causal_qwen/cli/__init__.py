@@ -23,6 +23,7 @@ from causal_qwen.cli import (
     numbers,
     parity,
     push,
+    serve,
 )
 from causal_qwen.cli import eval as evaluation
 from causal_qwen.cli import predict as prediction
@@ -50,6 +51,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "chat": chat.command,
         "predict": prediction.command,
         "counterfactual": counterfactual.command,
+        "serve": serve.command,
     },
     "Measure it": {
         "compare": compare.command,

@@ -24,6 +24,7 @@ from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 __all__ = [
     "Branch",
     "Counterfactual",
+    "compared",
     "counterfactual",
     "edit_distance",
 ]
@@ -167,8 +168,8 @@ def counterfactual(
     branches, same = [], person
     for prompt in interventions:
         same = same.redrawn() if noise == "redrawn" else same
-        branches.append(_compared(_branch(model, processor, prompt, same, options), factual))
-    chance = _compared(_branch(model, processor, factual_prompt, other, options), factual)
+        branches.append(compared(_branch(model, processor, prompt, same, options), factual))
+    chance = compared(_branch(model, processor, factual_prompt, other, options), factual)
     return Counterfactual(factual, tuple(branches), chance, person, noise)
 
 
@@ -211,8 +212,8 @@ def _branch(
     return Branch(prompt, text, tokens, said.numbers(processor.num_token_id), person)
 
 
-def _compared(branch: Branch, factual: Branch) -> Branch:
-    """The branch with what sets it apart from the factual one."""
+def compared(branch: Branch, factual: Branch) -> Branch:
+    """The branch with what sets it apart from the factual one: another value at a number is another token."""
     ours, theirs = _symbols(branch), _symbols(factual)
     pairs = itertools.zip_longest(ours, theirs)
     first = next((index for index, (one, two) in enumerate(pairs) if one != two), None)

@@ -7,6 +7,9 @@ positions.
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,7 +74,7 @@ class KVCache:
         ValueError: If ``batch`` or ``capacity`` is below 1.
     """
 
-    __slots__ = ("layers", "length", "valid")
+    __slots__ = ("_addresses", "layers", "length", "valid")
 
     def __init__(
         self,
@@ -92,6 +95,18 @@ class KVCache:
         ]
         self.length = 0
         self.valid = torch.zeros(batch, capacity, dtype=torch.bool, device=device)  # False at padding
+        self._addresses: tuple[Any, Any] | None = None
+
+    @property
+    def addresses(self) -> tuple[Any, Any]:
+        """Where keys and values of each layer lie, as arrays for native code."""
+        if self._addresses is None:
+            pointers = ctypes.c_void_p * len(self.layers)
+            self._addresses = (
+                pointers(*(layer.keys.data_ptr() for layer in self.layers)),
+                pointers(*(layer.values.data_ptr() for layer in self.layers)),
+            )
+        return self._addresses
 
     @property
     def batch(self) -> int:
@@ -108,12 +123,11 @@ class KVCache:
         """Bytes of all keys and values; equals :func:`kv_cache_bytes`."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
-    def repeat(self, other: KVCache) -> None:
-        """Take what a cache of one row holds for every row of this one, which is empty."""
-        length = other.length
-        for ours, theirs in zip(self.layers, other.layers, strict=True):
-            ours.keys[:length] = theirs.keys[:length]
-            ours.values[:length] = theirs.values[:length]
+    def begin_with(self, other: KVCache, length: int) -> None:
+        """Take the first ``length`` slots of a cache of one text for every row of this one, which is empty."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.keys[:length] = theirs.keys[:length]
+            mine.values[:length] = theirs.values[:length]
         self.accept(other.valid[:, :length].expand(self.batch, -1))
 
     def accept(self, valid: Tensor) -> None:

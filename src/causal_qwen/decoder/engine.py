@@ -7,7 +7,7 @@ where native code cannot be built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -125,6 +125,10 @@ class Engine:
         batch, new = input_ids.shape
         cache = self.new_cache(batch, new) if past_key_values is None else past_key_values
         x = self.embed(input_ids) if embeddings is None else embeddings.float()
+        if self.step is not None and batch == 1 and _unpadded(attention_mask, cache):
+            check_fit(self.config, input_ids, attention_mask, cache)
+            pieces = x[0].split(LARGEST_NATIVE)
+            return torch.cat([self.extend(piece, [cache], [len(piece)]) for piece in pieces])[None]
         few = new == 1 and batch <= LARGEST_NATIVE
         if self.step is not None and few and attention_mask is None:
             check_fit(self.config, input_ids, attention_mask, cache)
@@ -138,6 +142,31 @@ class Engine:
         cache.accept(place.valid)
         return normalise(x, self.weights.gain, self.weights.shift, eps=self.config.norm_eps)
 
+    @torch.no_grad()
+    def extend(self, embeddings: Tensor, caches: Sequence[KVCache], counts: Sequence[int]) -> Tensor:
+        """Features z of the next tokens of several texts, of which one may be longer than another.
+
+        In native code those of a token depend on its own text alone, bit for bit: they are the same alone and
+        in company, and however a prompt is cut into pieces.
+
+        Args:
+            embeddings: (N, H), text after text.
+            caches: One of a single row for each text, without padding; written in place.
+            counts: How many of the N tokens belong to each.
+
+        Returns:
+            (N, H), after the final norm.
+        """
+        if self.step is not None:
+            return self.step.extend(
+                embeddings.float().clone(memory_format=torch.contiguous_format), caches, counts
+            )
+        features = []
+        for cache, piece in zip(caches, embeddings.split(list(counts)), strict=True):
+            ids = torch.zeros(1, len(piece), dtype=torch.long)  # embeddings stand in their place
+            features.append(self.hidden(ids, None, cache, embeddings=piece[None])[0])
+        return torch.cat(features)
+
     def head(self, hidden: Tensor) -> Tensor:
         """logits = W z: (..., H) → (..., V), float32."""
         flat = self._head(hidden.reshape(-1, hidden.shape[-1]))
@@ -146,3 +175,10 @@ class Engine:
     def generate(self, input_ids: Tensor, max_new_tokens: int = 128, **options: Any) -> Generation:
         """Continue each row of ``input_ids`` (B, T); options and result as in ``generation.generate``."""
         return generate(self, input_ids, max_new_tokens, **options)
+
+
+def _unpadded(attention_mask: Tensor | None, cache: KVCache) -> bool:
+    """Whether every token, cached and new, is a real one."""
+    if attention_mask is not None:
+        return bool(attention_mask.all())
+    return bool(cache.valid[:, : cache.length].all())

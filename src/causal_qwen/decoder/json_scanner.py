@@ -5,6 +5,8 @@ A pushdown automaton of RFC 8259: one transition per character, whatever the len
 
 from __future__ import annotations
 
+import copy
+
 __all__ = ["JsonScanner"]
 
 _WHITESPACE = " \t\n\r"
@@ -50,6 +52,12 @@ class JsonScanner:
         self._is_key = False  # whether the string being read is a key
         self._lexeme = ""  # state of the number being read
         self._expected = ""  # rest of the literal, or hex digits still due
+
+    def copy(self) -> JsonScanner:
+        """Another that has read the same."""
+        other = copy.copy(self)
+        other._stack = [*self._stack]
+        return other
 
     def push(self, text: str) -> bool:
         """Read ``text``, stopping where the value ends; returns ``complete``."""

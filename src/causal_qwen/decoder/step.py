@@ -1,4 +1,4 @@
-"""One token per row through all blocks, in native code.
+"""New tokens of some texts through all blocks, in native code.
 
 This module knows where weights and caches lie, not what is computed from them.
 """
@@ -6,6 +6,7 @@ This module knows where weights and caches lie, not what is computed from them.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from causal_qwen.decoder.block import rope_frequencies
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.packed import PackedBlock, PackedWeights
-from causal_qwen.kernels.interface import CBlock, CDecoder, CStep
+from causal_qwen.kernels.interface import CBlock, CDecoder, CStep, CText
 from causal_qwen.kernels.native import native_matrix, pointer
 
 __all__ = ["NativeStep"]
@@ -62,25 +63,74 @@ class NativeStep:
         Raises:
             ValueError: If ``x`` or the cache is another model's, or not of float32.
         """
+        self._check(cache)
+        slot, batch = cache.length, cache.batch
+        cache.valid[:, slot] = True
+        cache.length += 1
+        width = self._slot_width
+        valid = pointer(cache.valid, dtype=torch.bool) or 0
+        texts = [
+            CText(*cache.addresses, valid + row * cache.capacity, row * width, batch * width)
+            for row in range(batch)
+        ]
+        features = pointer(x, (batch, 1, self._config.hidden_size))
+        return self._run(x, features, texts, list(range(batch)), [slot] * batch)
+
+    def extend(self, x: Tensor, caches: Sequence[KVCache], counts: Sequence[int]) -> Tensor:
+        """The same for any number of new tokens of several texts without padding, each with its own cache.
+
+        What comes out for a token depends on its text alone, bit for bit: neither on the other texts nor on
+        how many tokens come at a time.
+
+        Args:
+            x: (Σ counts, H) float32, contiguous; overwritten.
+            caches: Of one row each, with room; written in place.
+            counts: How many of the tokens, in their order, belong to each.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            ValueError: As for a call.
+        """
+        texts, owners, slots = list[CText](), list[int](), list[int]()
+        for index, (cache, count) in enumerate(zip(caches, counts, strict=True)):
+            self._check(cache)
+            if cache.batch != 1 or cache.length + count > cache.capacity:
+                raise ValueError(
+                    f"{count} tokens behind {cache.length} in a cache of {cache.batch} rows and "
+                    f"{cache.capacity} slots; each text has a cache of one row, with room for it"
+                )
+            texts.append(CText(*cache.addresses, None, 0, self._slot_width))
+            owners += [index] * count
+            slots += range(cache.length, cache.length + count)
+            cache.valid[:, cache.length : cache.length + count] = True
+            cache.length += count
+        return self._run(x, pointer(x, (len(slots), self._config.hidden_size)), texts, owners, slots)
+
+    @property
+    def _slot_width(self) -> int:
+        """Numbers of one text in one slot."""
+        return self._config.num_key_value_heads * self._config.head_dim
+
+    def _check(self, cache: KVCache) -> None:
         config, first = self._config, cache.layers[0]
         slots = (cache.capacity, cache.batch, config.num_key_value_heads, config.head_dim)
         if len(cache.layers) != config.num_hidden_layers:
             raise ValueError(f"the cache has {len(cache.layers)} layers, not {config.num_hidden_layers}")
         for part in (first.keys, first.values):
             pointer(part, slots)
-        features = pointer(x, (cache.batch, 1, config.hidden_size))
-        cache.valid[:, cache.length] = True
-        cache.length += 1
-        layers = cache.layers
-        pointers = ctypes.c_void_p * len(layers)
+
+    def _run(
+        self, x: Tensor, features: int | None, texts: list[CText], owners: list[int], slots: list[int]
+    ) -> Tensor:
+        places = ctypes.c_int64 * len(slots)
         step = CStep(
             features,
-            pointer(cache.valid, dtype=torch.bool),
-            pointers(*(layer.keys.data_ptr() for layer in layers)),
-            pointers(*(layer.values.data_ptr() for layer in layers)),
-            cache.batch,
-            cache.length,
-            cache.capacity,
+            (CText * len(texts))(*texts),
+            places(*owners),
+            places(*slots),
+            len(slots),
             torch.get_num_threads(),
         )
         self._call(self._decoder, step)

@@ -1,7 +1,8 @@
 """How the next token and the next number are decided: the table of docs/theory/inference.md, row by row.
 
-A decision sees the causes of the last position and the allowed tokens. It does not know the loop, caches or
-text.
+A decision sees the causes of the last position and the allowed tokens. It asks the `ReadOut` questions, one
+after the other, and whoever drives it has them answered: `choose` at once, `choose_together` for many
+texts with decisions of their own by one read of W. It does not know the loop, caches or text.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TopKLogitsWarper
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
-from causal_qwen.generation.readout import ReadOut
+from causal_qwen.generation.readout import Answer, Question, ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import exact, without_num_row
 from causal_qwen.individual import Individual
 from causal_qwen.intervals import Numbers, farthest, read_numbers
 
-__all__ = ["Choice", "Decision", "InferenceMode"]
+__all__ = ["Choice", "Deciding", "Decision", "InferenceMode", "choose_together"]
 
 InferenceMode = Literal["standard", "causal", "compatible"]
 
@@ -66,6 +67,12 @@ class Choice:
         return self.numbers.upper
 
 
+# Asks questions, is sent their answers, and returns what is chosen.
+Deciding = Generator[Question, Answer, Choice]
+Chosen = TypeVar("Chosen")
+Scored = tuple[Tensor, Tensor, Tensor | None]  # scores, their argmax and, where they are known, the logits
+
+
 @dataclass(frozen=True)
 class Decision:
     """A mode of inference with its settings.
@@ -84,6 +91,7 @@ class Decision:
             sampled) or free of noise (temperature 0): conformal scores are about the widened law.
         ovr: In "compatible", whether P_k/ΣP is the distribution instead of softmax(logits).
         hide_num: In "compatible", whether a <NUM> row that conversion added takes no part.
+        generator: Draws tokens in "compatible"; torch's own when None.
     """
 
     mode: InferenceMode
@@ -97,6 +105,7 @@ class Decision:
     raw_intervals: bool = False
     ovr: bool = False
     hide_num: bool = False
+    generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= sys.float_info.max:
@@ -122,7 +131,21 @@ class Decision:
         position: int,
         processors: LogitsProcessorList,
     ) -> Choice:
-        """Decide one position for every row.
+        """Decide one position for every row; arguments as in `deciding`."""
+        (choice,) = choose_together(
+            readout, [self.deciding(readout, causes, input_ids, position, processors)]
+        )
+        return choice
+
+    def deciding(
+        self,
+        readout: ReadOut,
+        causes: Causes,
+        input_ids: Tensor,
+        position: int,
+        processors: LogitsProcessorList,
+    ) -> Deciding:
+        """The questions by which one position of every row is decided.
 
         Args:
             readout: Of the model that inferred the causes.
@@ -135,10 +158,10 @@ class Decision:
         (U, U0), action = causes, readout.action
         wide = functools.partial(action.exogenous, U, noise=readout.noise)  # the widened cause
         if self.mode == "compatible":
-            return self._by_softmax(readout, causes, input_ids, processors, wide)
+            return (yield from self._by_softmax(readout, causes, input_ids, processors, wide))
         if self.mode == "standard" and not self.do_sample:
             widened = action.exogenous(U, temperature=self.temperature, noise=readout.noise)
-            decided = self._by_law(readout, widened, None, U0, input_ids, processors)
+            decided = yield from self._by_law(readout, widened, None, U0, input_ids, processors)
             return self._choice(readout, *decided, wide if self.temperature else lambda: widened)
         own, world = self._noise(U.loc, position)  # (B, D + 1) each
         epsilon, exogenous = own[:, :-1], world[:, :-1]
@@ -147,7 +170,7 @@ class Decision:
                 action.exogenous, U, do_sample=True, epsilon=exogenous, noise=readout.noise
             )
             moved = move(temperature=self.temperature, noise_gain=self.noise_gain)
-            decided = self._by_law(readout, moved, U.loc, U0, input_ids, processors)
+            decided = yield from self._by_law(readout, moved, U.loc, U0, input_ids, processors)
             # κ belongs to words; numbers move by their own law
             return self._choice(readout, *decided, functools.partial(move, temperature=self.temperature))
 
@@ -158,7 +181,7 @@ class Decision:
             return u if world is own else torch.addcmul(u, readout.noise, exogenous - epsilon, value=gain)
 
         u = individual(self.temperature * self.noise_gain)
-        decided = self._by_cause(readout, u, U.loc, input_ids, processors)
+        decided = yield from self._by_cause(readout, u, U.loc, input_ids, processors)
 
         def drawn() -> Tensor:
             read_out = self.temperature * exact(magnitude(action.number_noise)) * world[:, -1]
@@ -201,19 +224,19 @@ class Decision:
         input_ids: Tensor,
         processors: LogitsProcessorList,
         cause: Callable[[], Cauchy],
-    ) -> Choice:
+    ) -> Deciding:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
         U, U0 = causes
         if self.ovr:
-            S = readout.scores(readout.action.exogenous(U), U0)
+            S = Cauchy(*(yield Question("scores", _parts(readout.action.exogenous(U), U0))))
             logits = S.log_sf(exact(readout.action.threshold))  # softmax of log P_k is P_k/ΣP
         else:
-            logits = readout.logits(U.loc)  # (B, V)
+            (logits,) = yield Question("logits", (U.loc,))  # (B, V)
         if self.hide_num:
             logits = without_num_row(logits, readout.model.config.num_token_id)
         scores = _processed(processors, input_ids, logits)
         if self.do_sample:
-            tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
+            tokens = torch.multinomial(scores.softmax(-1), num_samples=1, generator=self.generator).squeeze(1)
         else:
             tokens = scores.argmax(-1)
         return self._choice(readout, scores, tokens, logits, cause)
@@ -226,18 +249,21 @@ class Decision:
         U0: Cauchy,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Generator[Question, Answer, Scored]:
         """(loc_S + adjustment − C)/scale_S over all tokens, its argmax and, with processors, the logits;
         ``loc_U`` is where these are, if not at U's location.
         """
         if not processors:
-            return *readout.z_scores(U, U0), None
-        if loc_U is not None and (k := _only_top_k(processors)) is not None:
-            decided = readout.among(k, loc_U, U.loc, U.scale, U0)
-            if decided is not None:
-                return decided
-        S = readout.scores(U, U0)  # (B, V)
-        logits = S.loc - U0.loc[:, None] if loc_U is None else readout.logits(loc_U)
+            z_scores, best = yield Question("z_scores", _parts(U, U0))
+            return z_scores, best, None
+        if loc_U is not None and (k := _only_top_k(processors)) is not None and readout.reads_few(U.loc, k):
+            among, best, logits = yield Question("among", (loc_U, *_parts(U, U0)), k)
+            return among, best, logits
+        S = Cauchy(*(yield Question("scores", _parts(U, U0))))  # (B, V)
+        if loc_U is None:
+            logits = S.loc - U0.loc[:, None]
+        else:
+            (logits,) = yield Question("logits", (loc_U,))
         adjustment = _processed(processors, input_ids, logits).sub_(logits)
         z_scores = readout.action.z_scores(Cauchy(S.loc + adjustment, S.scale))
         return z_scores, z_scores.argmax(-1), logits
@@ -249,17 +275,18 @@ class Decision:
         loc_U: Tensor,
         input_ids: Tensor,
         processors: LogitsProcessorList,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Generator[Question, Answer, Scored]:
         """W u + b + adjustment for concrete causes u, its argmax and, with processors, the logits, which come
         from the same read of W.
         """
         if not processors:
-            return *readout.act.best(u), None
-        if (k := _only_top_k(processors)) is not None:
-            decided = readout.among(k, loc_U, u)
-            if decided is not None:
-                return decided
-        scores, logits = readout.act(torch.cat([u, loc_U])).chunk(2)
+            scores, best = yield Question("best", (u,))
+            return scores, best, None
+        if (k := _only_top_k(processors)) is not None and readout.reads_few(u, k):
+            among, best, logits = yield Question("among", (loc_U, u), k)
+            return among, best, logits
+        (both,) = yield Question("act", (torch.cat([u, loc_U]),))
+        scores, logits = both.chunk(2)
         scores = _processed(processors, input_ids, logits).sub_(logits).add_(scores)
         return scores, scores.argmax(-1), logits
 
@@ -280,6 +307,38 @@ class Decision:
         if all(individual.world is None for individual in people.values()):
             return own, own
         return own, stacked(Individual.world_noise)
+
+
+def choose_together(
+    readout: ReadOut, decidings: Iterable[Generator[Question, Answer, Chosen]]
+) -> list[Chosen]:
+    """What each decides, in their order; questions of one kind are answered from one read of W.
+
+    Without another form of W than native code's, each gets what it would get alone, bit for bit.
+    """
+    choices: dict[int, Chosen] = {}
+    asked: dict[int, tuple[Generator[Question, Answer, Chosen], Question]] = {}
+
+    def go_on(index: int, deciding: Generator[Question, Answer, Chosen], answer: Answer | None) -> None:
+        try:
+            # A generator that has not begun takes None, as next() sends it.
+            asked[index] = deciding, deciding.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            choices[index] = end.value
+
+    for index, deciding in enumerate(decidings):
+        go_on(index, deciding, None)
+    while asked:
+        before = list(asked.items())
+        asked.clear()
+        answers = readout.answer([question for _, (_, question) in before])
+        for (index, (deciding, _)), answer in zip(before, answers, strict=True):
+            go_on(index, deciding, answer)
+    return [choices[index] for index in sorted(choices)]
+
+
+def _parts(U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return U.loc, U.scale, U0.loc, U0.scale
 
 
 def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tensor) -> Tensor:

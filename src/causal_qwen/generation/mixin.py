@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class CausalGenerationMixin(GenerationMixin):
         normalisation: str = "softmax",
         suppress_unused: bool = False,
         engine: Engine | None = None,
+        loop: Callable = decode,
         **kwargs,
     ):
         """transformers' generate(), deciding by causes.
@@ -75,6 +76,7 @@ class CausalGenerationMixin(GenerationMixin):
             normalisation: In "compatible", "softmax" or "ovr": draw from P_k/ΣP.
             suppress_unused: Whether vocabulary rows that no token uses are excluded.
             engine: Made by ``Engine.from_model(model)``; runs the forward passes on the CPU, fast.
+            loop: Takes what is prepared here in the place of `decode`, and makes the result of it.
             **kwargs: As for transformers.
 
         Returns:
@@ -99,12 +101,12 @@ class CausalGenerationMixin(GenerationMixin):
             raw_intervals=raw_intervals,
             normalisation=normalisation,
             suppress_unused=suppress_unused,
-            own_loop=engine is not None,
+            own_loop=engine is not None or loop is not decode,
         )
         if decision is not None:
             # transformers hands neither to a loop that is not its own, and would put a prompt without values.
             kwargs["custom_generate"] = functools.partial(
-                decode,
+                loop,
                 decision=decision,
                 engine=engine,
                 streamer=kwargs.pop("streamer", None),

@@ -19,7 +19,7 @@ from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import EXPONENT_BOUND, exact
 from causal_qwen.kernels.native import NativeAbduction, runs_native
 
-__all__ = ["NativeFeatures", "NativeStepper"]
+__all__ = ["NativeCauses", "NativeFeatures", "NativeStepper"]
 
 
 class NativeFeatures:
@@ -50,11 +50,49 @@ class NativeFeatures:
         cache: KVCache | None = None,
     ) -> Tensor:
         """(B, T, H) of new tokens (B, T); padding on either side, and behind a cache on the left."""
-        embeddings = None
-        if numeric_values is not None:
-            is_number = input_ids == self.model.config.num_token_id
-            embeddings = self.model.numeric_embedding(self.engine.embed(input_ids), numeric_values, is_number)
+        embeddings = self.embed(input_ids, numeric_values)
         return self.engine.hidden(input_ids, attention_mask, cache, embeddings=embeddings)
+
+    def embed(self, input_ids: Tensor, numeric_values: Tensor | None) -> Tensor:
+        """Tokens (B, T) with the numbers among them read in, (B, T, H)."""
+        embeddings = self.engine.embed(input_ids)
+        if numeric_values is None:
+            return embeddings
+        is_number = input_ids == self.model.config.num_token_id
+        read: Tensor = self.model.numeric_embedding(embeddings, numeric_values, is_number)
+        return read
+
+
+class NativeCauses:
+    """Causes of features: the model's own abduction, in native code where there is any.
+
+    Args:
+        model: Whose abduction it is.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: CausalModel) -> None:
+        self._abduction = model.abduction
+        self._scale_U0 = exact(magnitude(model.abduction.common_scale))
+        maps, bias = model.abduction.stacked()
+        self._native = None
+        if runs_native(maps, None):
+            activation = model.abduction.scale_activation
+            self._native = NativeAbduction(maps, bias, activation, EXPONENT_BOUND)
+
+    def __call__(self, features: Tensor) -> Causes:
+        """(N, H) → U (N, D) and U₀ (N,)."""
+        if self._native is None:
+            return Causes(*self._abduction(features))
+        loc_U, scale_U, loc_U0 = self._native(features)
+        return Causes(Cauchy(loc_U, scale_U), Cauchy(loc_U0, self._scale_U0.expand_as(loc_U0)))
+
+    def each(self, features: Tensor) -> list[Causes]:
+        """Those of each row, (1, H) → U (1, D) and U₀ (1,), as if it came alone."""
+        if self._native is None:
+            return [self(row[None]) for row in features]
+        U, U0 = self(features)
+        return [Causes(U[row : row + 1], U0[row : row + 1]) for row in range(len(features))]
 
 
 def _is_one(rows: Tensor | None) -> bool:
@@ -84,12 +122,7 @@ class NativeStepper:
         self.model, self.engine = model, engine
         self.readout = ReadOut(model, engine.weights.head)
         self._mask, self._max_length = attention_mask, max_length
-        self._scale_U0 = exact(magnitude(model.abduction.common_scale))
-        maps, bias = model.abduction.stacked()
-        self._native = None
-        if runs_native(maps, None):
-            activation = model.abduction.scale_activation
-            self._native = NativeAbduction(maps, bias, activation, EXPONENT_BOUND)
+        self._causes = NativeCauses(model)
 
     def prefill(self, input_ids: Tensor, numeric_values: Tensor | None) -> Causes:
         """As in `Stepper`."""
@@ -107,7 +140,7 @@ class NativeStepper:
         self._cache = self.engine.new_cache(1, input_ids.shape[1])
         mask, values = (None if given is None else given[:1] for given in (self._mask, numeric_values))
         U, U0 = self._read(input_ids[:1], mask, values)
-        cache.repeat(self._cache)
+        cache.begin_with(self._cache, self._cache.length)
         self._cache = cache
         spread = [law.expand(rows, *law.shape[1:]).contiguous() for law in (U.loc, U.scale, U0.loc, U0.scale)]
         return Causes(Cauchy(*spread[:2]), Cauchy(*spread[2:]))
@@ -118,8 +151,4 @@ class NativeStepper:
         return self._read(tokens[:, None], None, values)
 
     def _read(self, input_ids: Tensor, mask: Tensor | None, values: Tensor | None) -> Causes:
-        features = self.features(input_ids, mask, values, self._cache).select(1, -1)
-        if self._native is None:
-            return Causes(*self.model.abduction(features))
-        loc_U, scale_U, loc_U0 = self._native(features)
-        return Causes(Cauchy(loc_U, scale_U), Cauchy(loc_U0, self._scale_U0.expand_as(loc_U0)))
+        return self._causes(self.features(input_ids, mask, values, self._cache).select(1, -1))

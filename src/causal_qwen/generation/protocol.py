@@ -37,6 +37,10 @@ class CausalModel(Protocol):
         """A forward pass."""
         ...
 
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """Texts, as `CausalGenerationMixin` has it."""
+        ...
+
     def token_logits(self, loc_U: Tensor) -> Tensor:
         """W loc_U + b, as the base rounds it."""
         ...

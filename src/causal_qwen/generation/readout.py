@@ -1,10 +1,14 @@
 """The heads as decisions ask for them: what they hold of W, b, balance and C is looked up once per text.
 
 After a step of the backbone every cache is cold, and each small operation between two tokens costs tens of
-microseconds: this module keeps them few. It does not know modes, noise or text.
+microseconds: this module keeps them few. What reads W can be put as a `Question`, so that those of many texts
+are answered by one read. It does not know modes, noise or text.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +17,26 @@ from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.heads import exact
 from causal_qwen.kernels.decision import TokenScorer
+from causal_qwen.kernels.native import LARGEST_NATIVE
 from causal_qwen.kernels.products import Linear, Matrix
 
-__all__ = ["ReadOut"]
+__all__ = ["Answer", "Question", "ReadOut"]
+
+Answer = tuple[Tensor, ...]
+
+
+class Question(NamedTuple):
+    """What a method of `ReadOut` is to be asked.
+
+    Args:
+        method: Its name; "best" is the best of "act".
+        parts: What it takes, B rows each: a law is its location and its scale.
+        k: How many tokens are allowed, of "among".
+    """
+
+    method: Literal["act", "best", "logits", "scores", "z_scores", "among"]
+    parts: tuple[Tensor, ...]
+    k: int = 0
 
 
 class ReadOut:
@@ -57,10 +78,14 @@ class ReadOut:
         """(loc_S − C)/scale_S and its argmax, (B, V) and (B,)."""
         return self._scorer.z_scores(U.loc, U.scale, U0.loc, U0.scale)
 
+    def reads_few(self, moved: Tensor, k: int) -> bool:
+        """Whether the choice of causes (B, D) among k tokens takes less than all scores."""
+        return self._scorer.reads_few(moved, k)
+
     def among(
         self, k: int, loc_U: Tensor, moved: Tensor, scale_U: Tensor | None = None, U0: Cauchy | None = None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The choice of a moved cause among the k largest logits, if that takes less than all scores.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The choice of a moved cause among the k largest logits, where `reads_few` says so.
 
         Args:
             k: How many tokens are allowed.
@@ -70,10 +95,51 @@ class ReadOut:
             U0: (B,), of a cause with a scale.
 
         Returns:
-            Scores (B, V), −inf where not allowed, their argmax (B,), and the logits (B, V); or None.
+            Scores (B, V), −inf where not allowed, their argmax (B,), and the logits (B, V).
         """
-        if not self._scorer.reads_few(moved, k):
-            return None
         logits = self.act(loc_U)
         common = (None, None) if U0 is None else (U0.loc, U0.scale)
         return *self._scorer.among(logits, k, moved, scale_U, *common), logits
+
+    def answer(self, questions: Sequence[Question]) -> list[Answer]:
+        """The answer to each, in their order; those of one kind by one read of W."""
+        if len(questions) == 1 or self.act.native is None:  # other products depend on how many there are
+            return [self._answer(question) for question in questions]
+        answers: dict[int, Answer] = {}
+        groups: dict[tuple[str, int, int], list[int]] = {}
+        for index, question in enumerate(questions):
+            group = groups.setdefault((question.method, question.k, len(question.parts)), [])
+            rows = sum(len(questions[other].parts[0]) for other in [*group, index])
+            if group and rows > LARGEST_NATIVE:  # beyond it products are rounded otherwise
+                answers |= self._answer_together(questions, group)
+                group.clear()
+            group.append(index)
+        for group in groups.values():
+            answers |= self._answer_together(questions, group)
+        return [answers[index] for index in range(len(questions))]
+
+    def _answer_together(self, questions: Sequence[Question], group: Sequence[int]) -> dict[int, Answer]:
+        rows = [len(questions[index].parts[0]) for index in group]
+        columns = zip(*(questions[index].parts for index in group), strict=True)
+        joint = questions[group[0]]._replace(parts=tuple(torch.cat(column) for column in columns))
+        pieces = zip(*(part.split(rows) for part in self._answer(joint)), strict=True)
+        return dict(zip(group, pieces, strict=True))
+
+    def _answer(self, question: Question) -> Answer:
+        parts = question.parts
+        match question.method:
+            case "act":
+                return (self.act(*parts),)
+            case "best":
+                return self.act.best(*parts)
+            case "logits":
+                return (self.logits(*parts),)
+            case "scores":
+                return self._scorer.scores(*parts)
+            case "z_scores":
+                return self._scorer.z_scores(*parts)
+            case "among" if len(parts) == 2:
+                return self.among(question.k, *parts)
+            case "among":
+                loc_U, moved, scale_U, *common = parts
+                return self.among(question.k, loc_U, moved, scale_U, Cauchy(*common))

@@ -11,7 +11,7 @@ import ctypes
 from ctypes import POINTER, c_double, c_int64, c_void_p
 from typing import Any
 
-__all__ = ["CAbduction", "CBlock", "CDecoder", "CMatrix", "CScores", "CStep", "declare"]
+__all__ = ["CAbduction", "CBlock", "CDecoder", "CMatrix", "CScores", "CStep", "CText", "declare"]
 
 
 def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
@@ -56,18 +56,29 @@ class CDecoder(ctypes.Structure):
     ]
 
 
+class CText(ctypes.Structure):
+    """struct Text of blocks.h."""
+
+    _fields_ = [
+        *_fields("keys values", POINTER(c_void_p)),
+        ("valid", c_void_p),
+        *_fields("first stride", c_int64),
+    ]
+
+
 class CStep(ctypes.Structure):
     """struct Step of blocks.h."""
 
     _fields_ = [
-        *_fields("x valid", c_void_p),
-        *_fields("keys values", POINTER(c_void_p)),
-        *_fields("batch slots capacity threads", c_int64),
+        ("x", c_void_p),
+        ("texts", POINTER(CText)),
+        *_fields("owner slot", POINTER(c_int64)),
+        *_fields("batch threads", c_int64),
     ]
 
 
 # In the order of structure_sizes in native.cpp.
-STRUCTURES = (CMatrix, CScores, CAbduction, CBlock, CDecoder, CStep)
+STRUCTURES = (CMatrix, CScores, CAbduction, CBlock, CDecoder, CText, CStep)
 MATRIX, SCORES = POINTER(CMatrix), POINTER(CScores)
 # What the functions of native.cpp take; they return nothing.
 SIGNATURES = {

@@ -23,6 +23,7 @@ from causal_qwen.generation import NumberStreamer
 from causal_qwen.generation.decoding import GeneratedNumber
 from causal_qwen.individual import Individual
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.prompting.pieces import StopCut, before_stop
 from causal_qwen.prompting.settings import Settings
 
 __all__ = ["Answer", "Speaker", "before_stop"]
@@ -174,12 +175,6 @@ class Speaker:
         return text
 
 
-def before_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The text before the first stop string in it, and whether there is one."""
-    starts = [start for one in stop if (start := text.find(one)) >= 0]
-    return (text[: min(starts)], True) if starts else (text, False)
-
-
 def _pad_with_own_tokens(inputs: dict[str, Any]) -> None:
     """Padding takes each row's first token, so that a repetition penalty sees nothing that is not in the row;
     attention sees none of it.
@@ -231,20 +226,9 @@ class _Pieces(NumberStreamer):
         self, processor: CausalQwen2Processor, stop: Sequence[str], tell: Callable[[str], None]
     ) -> None:
         super().__init__(processor, skip_prompt=True, skip_special_tokens=True)
-        self.stop, self.tell = stop, tell
-        self.held, self.stopped = "", False
+        self.cut, self.tell = StopCut(stop), tell
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Take the next piece of text."""
-        if self.stopped:
-            return
-        cut, self.stopped = before_stop(self.held + text, self.stop)
-        keep = len(cut)
-        if not (self.stopped or stream_end):
-            keep = min(
-                (start for one in self.stop for start in range(len(cut)) if one.startswith(cut[start:])),
-                default=len(cut),
-            )
-        self.held = cut[keep:]
-        if keep:
-            self.tell(cut[:keep])
+        if piece := self.cut.add(text, final=stream_end):
+            self.tell(piece)

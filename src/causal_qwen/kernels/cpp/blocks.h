@@ -1,7 +1,10 @@
-// The blocks of a decoder for one new token per row.
+// The blocks of a decoder for the new tokens of some texts: one each, or several of a prompt.
 //
-// Shapes: B rows of the batch, S visible slots, H hidden size, N query heads, K key and value heads, d head
-// width, F inner width of the MLP.
+// What is computed of a token depends on its own text alone, bit for bit: neither on its neighbours nor on how many
+// tokens of a prompt come at one time.
+//
+// Shapes: B new tokens, S visible slots, H hidden size, N query heads, K key and value heads, d head width, F inner
+// width of the MLP.
 
 #pragma once
 
@@ -22,11 +25,19 @@ struct Decoder {
   double eps;
 };
 
+// What is cached of one text.
+struct Text {
+  float *const *keys, *const *values;  // per layer
+  const uint8_t* valid;                // (S): 0 at padding, or null where there is none
+  int64_t first, stride;               // where its K·d numbers of slot 0 begin, and how far it is to the next slot
+};
+
 struct Step {
-  float* x;                            // (B, H): embeddings in, features after the final norm out
-  const uint8_t* valid;                // (B, capacity): 0 at padding; the new token's slot is valid
-  float *const *keys, *const *values;  // per layer (capacity, B, K, d)
-  int64_t batch, slots, capacity, threads;  // the new token takes the last of S slots
+  float* x;              // (B, H): embeddings in, features after the final norm out
+  const Text* texts;
+  const int64_t *owner;  // (B): the text of each new token
+  const int64_t *slot;   // (B): its slot, which is valid; those of one text follow each other
+  int64_t batch, threads;
 };
 
 // e^x to rounding: 2^n · e^r with |r| ≤ ln 2 / 2. Below −87 it is 0, above 88 it stays at e^88.
@@ -65,8 +76,8 @@ struct Angles {
   std::vector<float> cos, sin;
   Angles(const Decoder& decoder, const Step& step) {
     for (int64_t b = 0; b < step.batch; ++b) {
-      const uint8_t* valid = step.valid + b * step.capacity;
-      const float position = float(std::count(valid, valid + step.slots - 1, 1));
+      const uint8_t* valid = step.texts[step.owner[b]].valid;
+      const float position = float(valid ? std::count(valid, valid + step.slot[b], 1) : step.slot[b]);
       for (int64_t i = 0; i < decoder.width / 2; ++i) {
         const float angle = position * decoder.frequencies[i];
         cos.push_back(std::cos(angle)), sin.push_back(std::sin(angle));
@@ -100,9 +111,9 @@ void place(const Decoder& decoder, const Step& step, const Angles& angles, int64
       rotate(own, &angles.cos[angle], &angles.sin[angle], width / 2);
     }
     if (head < heads) continue;
-    float* cache = head < heads + groups ? step.keys[layer] : step.values[layer];
-    const int64_t group = (head - heads) % groups;
-    std::copy(own, own + width, cache + (((step.slots - 1) * step.batch + b) * groups + group) * width);
+    const Text& text = step.texts[step.owner[b]];
+    float* cache = head < heads + groups ? text.keys[layer] : text.values[layer];
+    std::copy(own, own + width, cache + text.first + step.slot[b] * text.stride + (head - heads) % groups * width);
   }
 }
 
@@ -121,21 +132,21 @@ void mix(const float* weights, const float* values, int64_t stride, int64_t slot
   }
 }
 
-// softmax(q·k/√d)·v over the valid slots, of some (row, head) pairs; `scores` is scratch.
+// softmax(q·k/√d)·v over the valid slots up to a token's own, of some (token, head) pairs; `scores` is scratch.
 void attend(const Decoder& decoder, const Step& step, int64_t layer, const float* qkv, Range share,
             float* scores, float* mixed) {
-  const int64_t heads = decoder.heads, groups = decoder.groups, width = decoder.width, slots = step.slots;
-  const int64_t stride = step.batch * groups * width;
+  const int64_t heads = decoder.heads, groups = decoder.groups, width = decoder.width;
   const float root = 1.0f / std::sqrt(float(width));
   for (int64_t task = share.first; task < share.last; ++task) {
     const int64_t b = task / heads, head = task % heads;
     const float* query = qkv + (b * (heads + 2 * groups) + head) * width;
-    const int64_t offset = (b * groups + head / (heads / groups)) * width;
-    const float *keys = step.keys[layer] + offset, *values = step.values[layer] + offset;
-    const uint8_t* valid = step.valid + b * step.capacity;
+    const Text& text = step.texts[step.owner[b]];
+    const int64_t offset = text.first + head / (heads / groups) * width;
+    const int64_t slots = step.slot[b] + 1, stride = text.stride;
+    const float *keys = text.keys[layer] + offset, *values = text.values[layer] + offset;
     float largest = -INFINITY;
     for (int64_t s = 0; s < slots; ++s) {
-      scores[s] = valid[s] ? root * dot(query, keys + s * stride, width) : -INFINITY;
+      scores[s] = !text.valid || text.valid[s] ? root * dot(query, keys + s * stride, width) : -INFINITY;
       largest = std::max(largest, scores[s]);
     }
     // `scores` has room for whole vectors; what is behind the last slot counts for nothing.
@@ -181,7 +192,8 @@ struct Shared {
 
 void run_blocks(const Decoder& decoder, const Step& step, Shared& shared, int64_t thread, int64_t threads) {
   const int64_t batch = step.batch, hidden = decoder.hidden, inner = decoder.inner;
-  std::vector<float> normed(batch * hidden), scores(step.slots + kLanes);
+  const int64_t last = *std::max_element(step.slot, step.slot + batch);
+  std::vector<float> normed(batch * hidden), scores(last + 1 + kLanes);
   const float eps = float(decoder.eps);
   const Angles angles(decoder, step);
   Vectors vectors;

@@ -60,17 +60,18 @@ inline Floats widen_halves(const uint16_t* from) {
 #endif
 }
 
+// ((0 + 2) + (1 + 3)) + ((4 + 6) + (5 + 7)).
 inline float sum(Floats v) {
 #ifdef __AVX2__
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  const __m256 pairs = _mm256_add_ps((__m256)v, _mm256_permute_ps((__m256)v, 0x4e));
+  const __m256 both = _mm256_add_ps(pairs, _mm256_permute_ps(pairs, 0xb1));
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)));
 #else
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  return ((v[0] + v[2]) + (v[1] + v[3])) + ((v[4] + v[6]) + (v[5] + v[7]));
 #endif
 }
 
-// The sums of four vectors at a time, side by side.
+// The sums of four vectors at a time, side by side, each in the same order.
 inline void sum(const Floats (&v)[4], float* sums) {
 #ifdef __AVX2__
   const auto pair = [](Floats a, Floats b) {

@@ -203,15 +203,14 @@ inline void add_up(const Floats (&total)[R][C][S], float (&sums)[R][C]) {
   for (; i < R * C; ++i) sums[i / C][i % C] = sum(one(i));
 }
 
-// The sums of R rows of floats with C vectors, which start at vector b.
+// The sums of R rows of floats with C vectors, which start at vector b. Each is added up in one order, however
+// many rows and vectors come at a time: a product does not depend on its neighbours.
 template <int R, int C, typename Row>
 inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit,
                      float (&sums)[R][C]) {
-  // Sums side by side, because one alone would wait for its own additions.
-  constexpr int kSums = R * C <= 2 ? 4 : R * C <= 4 ? 2 : 1;
   const int64_t columns = m.columns;
   const float* x = vectors.x + visit.first * columns;
-  Floats total[R][C][kSums] = {};
+  Floats total[R][C][1] = {};
   int64_t i = 0;
   for (; i + kGroup <= columns; i += kGroup) {
     if (visit.ahead)
@@ -222,7 +221,7 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
         own[c] = in_register<(R > 1)>(load<Floats>(x + c * columns + i + part * kLanes));
       for (int k = 0; k < R; ++k) {
         const Floats w = in_register<(C > 1)>(Row(m, r[k]).at(i, part));
-        for (int c = 0; c < C; ++c) total[k][c][part % kSums] += w * own[c];
+        for (int c = 0; c < C; ++c) total[k][c][0] += w * own[c];
       }
     }
   }
@@ -236,7 +235,7 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
 template <int R, int C, int bits>
 inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& vectors, Visit visit,
                          float (&sums)[R][C]) {
-  constexpr int kSums = R * C == 1 ? 4 : 2;
+  constexpr int kSums = 2;  // side by side, because one alone would wait for its own additions
   const int64_t groups = m.columns / kGroup;
   const float* x_scale = vectors.scales.data() + visit.first * groups;
   const int16_t* x = vectors.levels.data() + visit.first * m.columns;

@@ -33,11 +33,11 @@ extern "C" {
 // The bytes of each structure, which Python's must take too; 0 beyond the last.
 void structure_sizes(int64_t* sizes, int64_t count) {
   const int64_t own[] = {sizeof(Matrix), sizeof(Scores), sizeof(Abduction), sizeof(Block), sizeof(Decoder),
-                         sizeof(Step)};
+                         sizeof(Text),   sizeof(Step)};
   for (int64_t i = 0; i < count; ++i) sizes[i] = i < int64_t(std::size(own)) ? own[i] : 0;
 }
 
-// All blocks and the final norm for one new token per row.
+// All blocks and the final norm for some new tokens.
 void decoder_step(const Decoder* decoder, const Step* step) {
   const int64_t batch = step->batch;
   Shared shared;

@@ -22,10 +22,9 @@ struct PlainBytes {};  // rows of bytes without a shift
 template <int R, int C, typename Row>
 inline void pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& locs, const Vectors& scales,
                       Visit visit, float (&loc_S)[R][C], float (&scale_S)[R][C]) {
-  constexpr int kSums = R * C == 1 ? 4 : R * C == 2 ? 2 : 1;
   const int64_t columns = m.columns;
   const float *loc = locs.x + visit.first * columns, *scale = scales.x + visit.first * columns;
-  Floats loc_sums[R][C][kSums] = {}, scale_sums[R][C][kSums] = {};
+  Floats loc_sums[R][C][1] = {}, scale_sums[R][C][1] = {};
   int64_t i = 0;
   for (; i + kGroup <= columns; i += kGroup) {
     if (visit.ahead)
@@ -39,8 +38,8 @@ inline void pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& loc
       for (int k = 0; k < R; ++k) {
         const Floats w = in_register<true>(Row(m, r[k]).at(i, part)), size = absolute(w);
         for (int c = 0; c < C; ++c) {
-          loc_sums[k][c][part % kSums] += w * loc_x[c];
-          scale_sums[k][c][part % kSums] += size * scale_x[c];
+          loc_sums[k][c][0] += w * loc_x[c];
+          scale_sums[k][c][0] += size * scale_x[c];
         }
       }
     }
