@@ -1,0 +1,1 @@
+"""Serving: what answers requests with a model."""
