@@ -1,4 +1,4 @@
-"""One step of vLLM's batch: rows that share their settings are decided together, by generate()'s decisions."""
+"""One step of vLLM's batch: rows with the same settings are decided together, by generate()'s decisions."""
 
 from __future__ import annotations
 

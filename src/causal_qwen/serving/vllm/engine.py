@@ -28,7 +28,9 @@ class CausalEngineConfig(VerifyAndUpdateConfig):
             ValueError: If another runner was asked for.
         """
         if os.environ.setdefault(RUNNER, "0") not in ("0", "false", "False"):
-            raise ValueError(f"{RUNNER} is {os.environ[RUNNER]!r}; CausalQwen runs in vLLM's V1 runner, give 0")
+            raise ValueError(
+                f"{RUNNER} is {os.environ[RUNNER]!r}; CausalQwen runs in vLLM's V1 runner, give 0"
+            )
         # Not an entry point of vllm.logits_processors: that would be loaded for every model.
         processors = model_config.logits_processors or []
         if REQUESTS not in processors:
@@ -43,7 +45,9 @@ class CausalEngineConfig(VerifyAndUpdateConfig):
         """
         parallel, config = vllm_config.parallel_config, vllm_config.model_config.hf_config
         if vllm_config.model_config.runner_type != "generate":
-            raise ValueError("CausalQwen in vLLM generates; for features use the base, --runner generate here")
+            raise ValueError(
+                "CausalQwen in vLLM generates; for features use the base, --runner generate here"
+            )
         if vllm_config.speculative_config is not None:
             raise ValueError(
                 "speculative decoding verifies softmax probabilities, which causes do not have; leave it out"

@@ -154,7 +154,9 @@ class CausalHeads:
 
         base = super().load_weights(others())  # type: ignore[misc]
         if missing:
-            raise ValueError(f"the checkpoint has no {', '.join(sorted(missing)[:3])}; `convert` the base again")
+            raise ValueError(
+                f"the checkpoint has no {', '.join(sorted(missing)[:3])}; `convert` the base again"
+            )
         self._full_bias = exact(self.action.bias.data)
         if self.lm_head.tp_size > 1:
             self._full_bias = gathered(self._full_bias, self)
@@ -174,5 +176,7 @@ class CausalHeads:
         if head == "action" and rest in PER_TOKEN:
             loaded = loaded[self.first_token : self.last_token]
         if own.shape != loaded.shape:
-            raise ValueError(f"{name} has shape {tuple(loaded.shape)}; the configuration says {tuple(own.shape)}")
+            raise ValueError(
+                f"{name} has shape {tuple(loaded.shape)}; the configuration says {tuple(own.shape)}"
+            )
         own.data.copy_(loaded)

@@ -64,12 +64,20 @@ class Row:
         return self.decision.mode != "compatible"
 
     def take_number(self) -> float:
-        """The value of the <NUM> that was chosen last, which is then written down."""
+        """The value of the <NUM> that was generated last, which is then written down."""
         assert self.next_number is not None
         value, lower, upper, flag = self.next_number
         known = None if flag != flag else bool(flag)
         self.numbers.append(GeneratedNumber(len(self.output) - 1, value, lower, upper, known))
         return value
+
+    def all_numbers(self, num_token_id: int | None) -> list[GeneratedNumber]:
+        """Those of a text that has ended; a last one was never fed back."""
+        last = len(self.output) - 1
+        fed = len(self.prompt) + last in self.values
+        if self.output and self.output[-1] == num_token_id and not fed:
+            self.values[len(self.prompt) + last] = self.take_number()
+        return self.numbers
 
 
 @dataclass
@@ -134,7 +142,7 @@ class CausalRequests(LogitsProcessor):
         self.context = vllm_config.compilation_config.static_forward_context
         self.parked: OrderedDict[int, Row] = OrderedDict()
         self.most_parked = PARKED * vllm_config.scheduler_config.max_num_seqs
-        self.records: dict[str, list[GeneratedNumber]] = {}
+        self.records: dict[str, Row] = {}
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -195,8 +203,13 @@ class CausalRequests(LogitsProcessor):
             )
         row.values.update(zip(places, settings.numeric_values, strict=False))
         if settings.record is not None:
-            self.records[settings.record] = row.numbers
+            self.records[settings.record] = row
         return row
+
+    def take_records(self, names: Sequence[str]) -> dict[str, list[GeneratedNumber]]:
+        """The numbers of requests that have ended, by the name that they asked for; then forgotten."""
+        rows = {name: self.records.pop(name) for name in names if name in self.records}
+        return {name: row.all_numbers(self.config.num_token_id) for name, row in rows.items()}
 
     def apply(self, logits: Tensor) -> Tensor:
         """Decide: of each row that is ours, all logits but one token's become −inf."""

@@ -42,7 +42,9 @@ class ShardedReadOut(ReadOut):
         # Adjusted scores of all tokens are compared with all thresholds.
         self.action = copy.copy(heads.action)
         self.action._parameters = dict(heads.action._parameters)
-        self.action.threshold = nn.Parameter(gathered(heads.action.threshold.data, heads), requires_grad=False)
+        self.action.threshold = nn.Parameter(
+            gathered(heads.action.threshold.data, heads), requires_grad=False
+        )
 
     def logits(self, loc_U: Tensor) -> Tensor:
         """As in `ReadOut`."""
