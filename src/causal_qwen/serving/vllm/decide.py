@@ -28,13 +28,15 @@ def decide(heads: Any, logits: Tensor) -> None:
         logits: (N, V) after vLLM's grammar, bad words and biases; changed in place.
     """
     causes = heads.causes(heads.features)
-    groups: dict[tuple[Decision, Processing], list[int]] = {}
+    groups: dict[tuple[Decision, Processing, bool], list[int]] = {}
     for index, row in sorted(heads.rows.by_index.items()):
-        groups.setdefault((row.decision, row.processing), []).append(index)
-    for (decision, processing), indices in groups.items():
+        groups.setdefault((row.decision, row.processing, row.settings.predict), []).append(index)
+    for (decision, processing, _), indices in groups.items():
         rows = [heads.rows.by_index[index] for index in indices]
         of_all = len(indices) == len(logits)
         own = causes if of_all else Causes(*(law[indices] for law in causes))
+        if rows[0].settings.predict:
+            _predict(heads, decision, own, rows)
         if decision.mode == "compatible":
             _compatible(heads, decision, processing, own, rows, indices, logits)
             continue
@@ -91,10 +93,27 @@ def _compatible(
         _keep(read_numbers(action, heads.config, wide, action.numbers(wide), decision.level, raw=raw), rows)
 
 
+def _predict(heads: Any, decision: Decision, causes: Causes, rows: list[Row]) -> None:
+    """Record the number that would come next, and P_<NUM>; of a prompt in pieces, the last piece's stays."""
+    action, num = heads.readout.action, heads.config.num_token_id
+    wide = action.exogenous(causes.U, noise=heads.readout.noise)
+    numbers = read_numbers(
+        action, heads.config, wide, action.numbers(wide), decision.level, raw=decision.raw_intervals
+    )
+    S = heads.readout.scores(wide, causes.U0)
+    prob_num = S[:, num].sf(action.threshold[num]).tolist()
+    for row, number, probability in zip(rows, _reports(numbers, len(rows)), prob_num, strict=True):
+        row.prediction = (*number[:3], probability, number[3])
+
+
 def _keep(numbers: Numbers, rows: list[Row]) -> None:
     """What each row would say, should its token be a number."""
-    flags = [float("nan")] * len(rows) if numbers.extrapolates is None else numbers.extrapolates.tolist()
-    columns = (numbers.median.tolist(), numbers.lower.tolist(), numbers.upper.tolist(), flags)
-    for row, *number in zip(rows, *columns, strict=True):
-        value, lower, upper, flag = number
-        row.next_number = (value, lower, upper, float(flag))
+    for row, number in zip(rows, _reports(numbers, len(rows)), strict=True):
+        row.next_number = number
+
+
+def _reports(numbers: Numbers, rows: int) -> list[tuple[float, float, float, float]]:
+    """Median, ends of the interval and extrapolation of each row, NaN where nobody knows."""
+    flags = [float("nan")] * rows if numbers.extrapolates is None else numbers.extrapolates.tolist()
+    columns = (numbers.median.tolist(), numbers.lower.tolist(), numbers.upper.tolist(), map(float, flags))
+    return list(zip(*columns, strict=True))

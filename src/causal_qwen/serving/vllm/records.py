@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-__all__ = ["numbers_of"]
+__all__ = ["numbers_of", "predictions_of"]
 
 
 def numbers_of(llm: Any, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -27,10 +27,26 @@ def numbers_of(llm: Any, names: Sequence[str]) -> dict[str, list[dict[str, Any]]
     return of_first
 
 
-def _taken(worker: Any, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+def predictions_of(llm: Any, names: Sequence[str]) -> dict[str, list[float]]:
+    """Median, lower and upper end, P_<NUM> and extrapolation (NaN where nobody knows) of the number that
+    would follow the prompts of requests with ``extra_args={"predict": True, "record": NAME}``.
+    """
+    of_first: dict[str, list[float]] = llm.collective_rpc(_predicted, args=(list(names),))[0]
+    return of_first
+
+
+def _requests(worker: Any) -> Any:
     from causal_qwen.serving.vllm.requests import CausalRequests
 
     processors = worker.model_runner.input_batch.logitsprocs.all
     (requests,) = (one for one in processors if isinstance(one, CausalRequests))
-    taken = requests.take_records(names)
-    return {name: [asdict(number) for number in numbers] for name, numbers in taken.items()}
+    return requests
+
+
+def _taken(worker: Any, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    taken = _requests(worker).take_records(names)
+    return {name: [asdict(number) for number in row.numbers] for name, row in taken.items()}
+
+
+def _predicted(worker: Any, names: list[str]) -> dict[str, list[float]]:
+    return {name: list(row.prediction) for name, row in _requests(worker).take_records(names).items()}

@@ -46,6 +46,8 @@ class Row:
         values: Value at each position that holds a <NUM>.
         next_number: Value, interval and extrapolation of the number, should the next token be one.
         numbers: Those that were generated.
+        prediction: Of the number after the prompt, where it is asked for: median, ends of the interval,
+            P_<NUM> and whether it extrapolates.
     """
 
     settings: RequestSettings
@@ -57,6 +59,7 @@ class Row:
     values: dict[int, float] = field(default_factory=dict)
     next_number: tuple[float, float, float, float] | None = None
     numbers: list[GeneratedNumber] = field(default_factory=list)
+    prediction: tuple[float, ...] = ()
 
     @property
     def decides(self) -> bool:
@@ -71,13 +74,12 @@ class Row:
         self.numbers.append(GeneratedNumber(len(self.output) - 1, value, lower, upper, known))
         return value
 
-    def all_numbers(self, num_token_id: int | None) -> list[GeneratedNumber]:
-        """Those of a text that has ended; a last one was never fed back."""
+    def end(self, num_token_id: int | None) -> None:
+        """Write down a number that ended the text, and was never fed back."""
         last = len(self.output) - 1
         fed = len(self.prompt) + last in self.values
         if self.output and self.output[-1] == num_token_id and not fed:
             self.values[len(self.prompt) + last] = self.take_number()
-        return self.numbers
 
 
 @dataclass
@@ -206,10 +208,12 @@ class CausalRequests(LogitsProcessor):
             self.records[settings.record] = row
         return row
 
-    def take_records(self, names: Sequence[str]) -> dict[str, list[GeneratedNumber]]:
-        """The numbers of requests that have ended, by the name that they asked for; then forgotten."""
+    def take_records(self, names: Sequence[str]) -> dict[str, Row]:
+        """Requests that have ended, by the name that they asked for; then forgotten."""
         rows = {name: self.records.pop(name) for name in names if name in self.records}
-        return {name: row.all_numbers(self.config.num_token_id) for name, row in rows.items()}
+        for row in rows.values():
+            row.end(self.config.num_token_id)
+        return rows
 
     def apply(self, logits: Tensor) -> Tensor:
         """Decide: of each row that is ours, all logits but one token's become −inf."""

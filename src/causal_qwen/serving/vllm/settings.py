@@ -59,6 +59,7 @@ class RequestSettings:
         numbers: "kept" lets a trained model write <NUM>, whose value is fed back and recorded; "hidden"
             leaves <NUM> out of the choice, because vLLM's answers have no place for a value.
         record: Name under which values are recorded, for `causal_qwen.serving.vllm.records`.
+        predict: Whether the number that would follow the prompt is recorded.
         interval_level: Probability of the interval of each number.
         raw_intervals: Whether intervals are the Cauchy law's own.
     """
@@ -72,6 +73,7 @@ class RequestSettings:
     numeric_values: tuple[float, ...] = ()
     numbers: Numbers = "hidden"
     record: str | None = None
+    predict: bool = False
     interval_level: float = 0.9
     raw_intervals: bool = False
 
@@ -195,6 +197,7 @@ _READ: dict[str, Any] = {
     "numeric_values": _values,
     "numbers": lambda name, value: _choice(name, value, get_args(Numbers)),
     "record": _text,
+    "predict": _flag,
     "interval_level": _number,
     "raw_intervals": _flag,
 }
