@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from causal_qwen.prompting import Request, Settings, Speaker
     from causal_qwen.serving.vllm.offline import VllmSpeaker
 
+    AnySpeaker = Speaker | VllmSpeaker
+
 __all__ = ["check_output", "gather", "run"]
 
 
@@ -53,7 +55,7 @@ def check_output(output: Path | None, *, overwrite: bool) -> None:
 
 
 def run(
-    speaker: Speaker | VllmSpeaker,
+    speaker: AnySpeaker,
     requests: Sequence[Request],
     settings: Settings,
     *,
@@ -131,8 +133,9 @@ def gather(output: Path, processes: int, settings: Settings) -> dict[str, Any]:
     try:
         with partial.open("w", encoding="utf-8") as stream:
             count = 0
-            for count, line in enumerate(divided(output, processes, seed=seed), start=1):
+            for line in divided(output, processes, seed=seed):
                 stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
         partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
@@ -141,7 +144,7 @@ def gather(output: Path, processes: int, settings: Settings) -> dict[str, Any]:
 
 
 def _usable(
-    speaker: Speaker | VllmSpeaker, requests: Sequence[Request], settings: Settings, bad_rows: BadRows
+    speaker: AnySpeaker, requests: Sequence[Request], settings: Settings, bad_rows: BadRows
 ) -> Iterator[Request]:
     """The requests with the run's mode and seed, without what cannot be answered."""
     for request in requests:
@@ -174,7 +177,7 @@ def _rules(text: Text) -> Settings:
 
 
 def _lines(
-    speaker: Speaker | VllmSpeaker, texts: Sequence[Text], batch_size: int, done: int
+    speaker: AnySpeaker, texts: Sequence[Text], batch_size: int, done: int
 ) -> Iterator[dict[str, Any]]:
     """The lines behind the first ``done``, with a count for whoever waits; a batch that was cut is computed
     again.
@@ -185,7 +188,7 @@ def _lines(
 
 
 def _answers(
-    speaker: Speaker | VllmSpeaker, texts: Sequence[Text], batch_size: int, done: int
+    speaker: AnySpeaker, texts: Sequence[Text], batch_size: int, done: int
 ) -> Iterator[dict[str, Any]]:
     for batch in _batches(texts, batch_size):
         if batch[-1] < done:
