@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -102,7 +103,7 @@ def command(
     def records(first: int) -> Iterator[dict[str, Any]]:
         nonlocal intervals
         if processes > 1 and file is not None:
-            return divided(file, processes)
+            return itertools.islice(divided(file, processes, "--format", "jsonl"), first, None)
         loaded, processor, native = load_predictor(
             engine, model, device=device, dtype=dtype, share=part.count
         )

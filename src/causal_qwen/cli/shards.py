@@ -52,12 +52,13 @@ class Shard(NamedTuple):
         return self.index + self.count * place
 
 
-def divided(output: Path, processes: int, *, seed: int | None = None) -> Iterator[dict[str, Any]]:
+def divided(output: Path, processes: int, *extra: str, seed: int | None = None) -> Iterator[dict[str, Any]]:
     """Run this command line in several processes, and yield the lines of all parts in their order.
 
     Args:
         output: What the whole is written to; parts lie beside it.
         processes: How many.
+        *extra: Words for each of them behind those of this command line.
         seed: Of a run that samples; one that was cut goes on with its own.
 
     Raises:
@@ -65,9 +66,8 @@ def divided(output: Path, processes: int, *, seed: int | None = None) -> Iterato
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     plan = output.with_name(f"{output.name}.parts")
-    parts = [
-        output.with_name(f"{output.name}.part-{index}-of-{processes}.jsonl") for index in range(processes)
-    ]
+    name = f"{output.name}.part-{{}}-of-{processes}.jsonl"
+    parts = [output.with_name(name.format(index)) for index in range(processes)]
     arguments = [word for word in sys.argv[1:] if word != "--json"]
     facts = {"arguments": arguments, "seed": seed}
     if plan.is_file():
@@ -77,7 +77,7 @@ def divided(output: Path, processes: int, *, seed: int | None = None) -> Iterato
         facts = earlier
     plan.write_text(json.dumps(facts), encoding="utf-8")
     on_interruption(lambda: f"parts beside {output} are kept; the same command goes on")
-    _run(arguments, facts["seed"], parts)
+    _run([*arguments, *extra], facts["seed"], parts)
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(part.open(encoding="utf-8")) for part in parts]
         for stream in itertools.cycle(streams):
@@ -111,6 +111,4 @@ def _run(arguments: list[str], seed: int | None, parts: list[Path]) -> None:
                 process.terminate()
                 process.wait()
     if failed:
-        raise ValueError(
-            f"process {failed[0]} of {len(parts)} failed, and said why; the same command goes on"
-        )
+        raise ValueError(f"process {failed[0]} of {len(parts)} failed, see above; the same command goes on")
