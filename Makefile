@@ -4,7 +4,8 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 # Workers of the tests, one thread each.
 JOBS ?= 2
-SHARED := measure peers render table_data
+# vllm.py runs in the environment of vLLM.
+SHARED := measure peers render table_data vllm
 BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))
 VLLM := .venv-vllm
 VLLM_PYTHON := $(VLLM)/bin/python

@@ -22,9 +22,6 @@ from typing import Any
 
 from measure import BASE, Option, Record, Table, interleaved, python_manual, ratio, run_benchmark, watched
 
-# This file is called like the package that it measures, and must not be found in its place.
-sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).parent.resolve()]
-
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("plain", {"temperature": 0.0}),
     "plain, sampled": ("plain", {"temperature": 1.0}),
@@ -52,7 +49,9 @@ ANSWER = "answer "  # marks our lines among those of libraries
 
 
 def engine(model: str, requests: int, prompt: int, tokens: int, dtype: str) -> dict[str, Any]:
-    """Answer calls on standard input, each the name of a setting, until it ends."""
+    """Answer calls on standard input, each the sampling parameters of all requests, until it ends."""
+    # This file is called like the package that it measures, and must not be found in its place.
+    sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).parent.resolve()]
     from transformers import AutoTokenizer
 
     from vllm import LLM, SamplingParams

@@ -16,7 +16,8 @@ from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-NO_SCRIPT = {"frozen", "measure", "peers", "render", "table_data"}
+# vllm runs where vLLM is: tests/serving_vllm.
+NO_SCRIPT = {"frozen", "measure", "peers", "render", "table_data", "vllm"}
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 SETTINGS = {"causal rho=0.2", "softmax T=1.0", "causal floor=0.0"}

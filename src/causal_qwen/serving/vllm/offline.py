@@ -30,6 +30,8 @@ from causal_qwen.serving.vllm.records import numbers_of, predictions_of
 
 __all__ = ["VllmPredictor", "VllmSpeaker", "open_engine"]
 
+TOP_K = 50  # of generate(), where neither the call nor the model's generation config says
+
 
 def open_engine(directory: str, *, dtype: str = "auto", share: int = 1) -> Any:
     """A vllm.LLM of a converted directory, whose engine runs in this process.
@@ -98,8 +100,7 @@ class VllmSpeaker(_Engine):
     def __init__(self, directory: str, llm: Any) -> None:
         super().__init__(directory, llm)
         config = GenerationConfig.from_pretrained(directory)
-        default = GenerationConfig._get_default_generation_params()
-        self.top_k = default["top_k"] if config.top_k is None else config.top_k
+        self.top_k = TOP_K if config.top_k is None else config.top_k
 
     def check(self, prompt: Prompt, settings: Settings) -> None:
         """As `Speaker.check`.
