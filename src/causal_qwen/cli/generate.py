@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, quiet_libraries
-from causal_qwen.cli.models import load_speaker
+from causal_qwen.cli.models import load_speaker, load_vllm_speaker
 from causal_qwen.cli.shards import Shard
+
+if TYPE_CHECKING:
+    from causal_qwen.serving.vllm.offline import VllmSpeaker
 
 MANY = 512  # texts that vLLM is given at a time: it batches them itself
 
@@ -122,7 +125,11 @@ def command(
         return
     part = Shard.read(shard)
 
-    speaker = load_speaker(model, device=device, dtype=dtype, engine=engine, share=part.count)
+    speaker: Speaker | VllmSpeaker
+    if engine == "vllm":
+        speaker = load_vllm_speaker(model, device=device, dtype=dtype, share=part.every)
+    else:
+        speaker = load_speaker(model, device=device, dtype=dtype, engine=engine)
     settings = replace(settings, mode=mode or speaker.config.inference_mode)
     if count > 1 and not settings.samples:
         raise ValueError(f"-n {count}: without sampling all {count} texts are the same; add --sample")

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from causal_qwen.prompting import Speaker
     from causal_qwen.serving.vllm.offline import VllmSpeaker
 
-__all__ = ["MODEL_HELP", "Precision", "load", "load_on", "load_predictor", "load_speaker"]
+__all__ = [
+    "MODEL_HELP",
+    "Precision",
+    "load",
+    "load_on",
+    "load_predictor",
+    "load_speaker",
+    "load_vllm_speaker",
+]
 
 Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 MODEL_HELP = "A converted directory, or a source such as smollm2, which is converted in memory."
@@ -92,15 +100,17 @@ def load_predictor(
     return predictor, predictor.processor, None
 
 
-def load_speaker(
-    model: str, *, device: str | None, dtype: Precision, engine: str, share: int = 1
-) -> Speaker | VllmSpeaker:
+def load_speaker(model: str, *, device: str | None, dtype: Precision, engine: str) -> Speaker:
     """A model that can be asked for texts, on the engine of that name."""
-    if engine == "vllm":
-        from causal_qwen.serving.vllm.offline import VllmSpeaker
-
-        return VllmSpeaker(model, _vllm(model, device=device, dtype=dtype, share=share))
     loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
     from causal_qwen.prompting import Speaker
 
     return Speaker(loaded, processor, native)
+
+
+def load_vllm_speaker(model: str, *, device: str | None, dtype: Precision, share: int) -> VllmSpeaker:
+    """A model that can be asked for many texts at once; ``share`` is how many engines run here."""
+    llm = _vllm(model, device=device, dtype=dtype, share=share)
+    from causal_qwen.serving.vllm.offline import VllmSpeaker
+
+    return VllmSpeaker(model, llm)

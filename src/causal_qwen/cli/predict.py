@@ -105,7 +105,7 @@ def command(
         if processes > 1 and file is not None:
             return itertools.islice(divided(file, processes, "--format", "jsonl"), first, None)
         loaded, processor, native = load_predictor(
-            engine, model, device=device, dtype=dtype, share=part.count
+            engine, model, device=device, dtype=dtype, share=part.every
         )
         if not raw and loaded.config.conformal_scores is not None:
             intervals = "conformal"

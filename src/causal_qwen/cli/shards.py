@@ -26,10 +26,10 @@ Row = TypeVar("Row")
 
 
 class Shard(NamedTuple):
-    """The rows of one process: every ``count``-th, from ``index`` on."""
+    """The rows of one process: every ``every``-th, from the ``first`` on."""
 
-    index: int = 0
-    count: int = 1
+    first: int = 0
+    every: int = 1
 
     @classmethod
     def read(cls, text: str) -> Shard:
@@ -38,18 +38,18 @@ class Shard(NamedTuple):
         Raises:
             ValueError: If it is not a part of a whole.
         """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        first, slash, every = text.partition("/")
+        if not (slash and first.isdecimal() and every.isdecimal() and int(first) < int(every)):
             raise ValueError(f"--shard {text:.40}: write I/N, with I from 0 to N - 1")
-        return cls(int(index), int(count))
+        return cls(int(first), int(every))
 
     def of(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Its rows."""
-        return itertools.islice(rows, self.index, None, self.count)
+        return itertools.islice(rows, self.first, None, self.every)
 
     def row(self, place: int) -> int:
         """The index, among all rows, of its ``place``-th."""
-        return self.index + self.count * place
+        return self.first + self.every * place
 
 
 def divided(output: Path, processes: int, *extra: str, seed: int | None = None) -> Iterator[dict[str, Any]]:
@@ -69,7 +69,7 @@ def divided(output: Path, processes: int, *extra: str, seed: int | None = None) 
     name = f"{output.name}.part-{{}}-of-{processes}.jsonl"
     parts = [output.with_name(name.format(index)) for index in range(processes)]
     arguments = [word for word in sys.argv[1:] if word != "--json"]
-    facts = {"arguments": arguments, "seed": seed}
+    facts: dict[str, Any] = {"arguments": arguments, "seed": seed}
     if plan.is_file():
         earlier = json.loads(plan.read_text(encoding="utf-8"))
         if earlier["arguments"] != arguments:

@@ -79,8 +79,8 @@ class CausalHeads:
             if not weight.is_floating_point():
                 raise ValueError(f"W is {weight.dtype}; serve this model without quantizing lm_head")
             rows = Matrix(weight.data[: self.last_token - self.first_token])
-            kind = ShardedReadOut if self.lm_head.tp_size > 1 else ReadOut
-            self._readout = kind(self, rows)
+            heads: Any = self  # a CausalModel but for transformers' machinery
+            self._readout = ShardedReadOut(heads, rows) if self.lm_head.tp_size > 1 else ReadOut(heads, rows)
         return self._readout
 
     def causes(self, hidden_states: Tensor) -> Causes:

@@ -19,6 +19,7 @@ from transformers import AutoConfig, GenerationConfig
 from causal_qwen.context import check_context
 from causal_qwen.conversion import load_processor
 from causal_qwen.data import Prompt, prompt_row
+from causal_qwen.decoder import Engine
 from causal_qwen.decoder.stopping import StopReason
 from causal_qwen.generation.decoding import GeneratedNumber
 from causal_qwen.individual import Individual
@@ -190,15 +191,20 @@ class VllmPredictor(_Engine):
     device = torch.device("cpu")
 
     def predict_number(
-        self, batch: Mapping[str, Tensor], level: float = 0.9, *, raw: bool = False, engine: None = None
+        self,
+        batch: Mapping[str, Tensor],
+        level: float = 0.9,
+        *,
+        raw: bool = False,
+        engine: Engine | None = None,
     ) -> NumberPrediction:
         """As `CausalLM.predict_number`."""
         from vllm import SamplingParams
 
         extra = {"inference_mode": "standard", "predict": True, "interval_level": level, "raw_intervals": raw}
-        names = ("input_ids", "numeric_values")
         kept = batch["attention_mask"].bool()
-        prompts = [tuple(batch[name][row][kept[row]].tolist() for name in names) for row in range(len(kept))]
+        ids, values = batch["input_ids"], batch["numeric_values"]
+        prompts = [(ids[row][kept[row]].tolist(), values[row][kept[row]].tolist()) for row in range(len(ids))]
         params = [SamplingParams(max_tokens=1, temperature=1.0, extra_args=dict(extra)) for _ in prompts]
         self._ask(prompts, params)
         recorded = predictions_of(self.llm, [one.extra_args["record"] for one in params])

@@ -131,13 +131,16 @@ class RequestSettings:
 
     def _decision(self, mode: InferenceMode, params: Sampling, **defaults: float) -> Decision:
         named = {name: getattr(self, name) for name in defaults}
+        noise: dict[str, Any] = {
+            name: defaults[name] if value is None else value for name, value in named.items()
+        }
         return Decision(
             mode,
             do_sample=mode == "causal" or self._samples,
             temperature=params.temperature,
             level=self.interval_level,
             raw_intervals=self.raw_intervals,
-            **{name: defaults[name] if value is None else value for name, value in named.items()},
+            **noise,
         )
 
     @property
