@@ -67,6 +67,8 @@ def test_an_individual_is_a_seed_or_its_json(who):
 def test_the_seed_names_somebody_and_nobody_is_somebody_new():
     asked = request({"seed": 9})
     assert RequestSettings.of(asked).person(asked).seed == 9
+    backwards = request({"seed": -1})  # vLLM takes them, and so must we
+    assert RequestSettings.of(backwards).person(backwards).seed == 2**64 - 1
     assert RequestSettings.of(request()).person(request()).seed >= 0
 
 
@@ -81,6 +83,7 @@ def test_the_seed_names_somebody_and_nobody_is_somebody_new():
         ({}, {"do_sample": "yes"}, "do_sample is 'yes'; it must be true or false"),
         ({}, {"individual": -1}, "seed is -1"),
         ({}, {"individual": "seven"}, "not an individual"),
+        ({}, {"individual": Individual(1, start=2**47).to_json()}, "positions go up to"),
         ({}, {"individual": 1, "inference_mode": "compatible"}, "samples tokens, not individuals"),
         ({}, {"individual": 1, "do_sample": 0}, "nothing is sampled"),
         ({"n": 2}, {"individual": 1}, "n is 2, and individual is one"),

@@ -42,9 +42,8 @@ def decide(heads: Any, logits: Tensor) -> None:
             continue
         adjustment = None
         if processing.adjusts:
-            before = heads.logits(heads.features[indices])
             after = logits[indices]
-            adjustment = torch.where(after.isneginf(), -torch.inf, after - before)
+            adjustment = torch.where(after.isneginf(), -torch.inf, after - heads.untouched[indices])
         choice = replace(decision, individuals=_people(rows)).choose(
             heads.readout,
             own,

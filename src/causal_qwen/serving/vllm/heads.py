@@ -35,6 +35,7 @@ class CausalHeads:
     Attributes:
         rows: The requests of the batch, which `CausalRequests` sets before each forward pass.
         features: Hidden states (N, H) whose logits were asked for last: the next decision is about them.
+        untouched: These logits, (N, V), where vLLM's own processors change some before we see them.
     """
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -61,6 +62,7 @@ class CausalHeads:
         )
         self.rows = Rows()
         self.features: Tensor | None = None
+        self.untouched: Tensor | None = None
         self._readout: ReadOut | None = None
         self._prefix_caching = bool(vllm_config.cache_config.enable_prefix_caching)
         # Where `CausalRequests`, which vLLM makes from the same configuration, finds us.
@@ -113,7 +115,9 @@ class CausalHeads:
             return torch.empty(
                 len(hidden_states), self.config.vocab_size, dtype=torch.float32, device=hidden_states.device
             )
-        return self.logits(hidden_states)
+        logits = self.logits(hidden_states)
+        self.untouched = logits.clone() if self.rows.adjusted else None
+        return logits
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """W loc_U + b, (N, V) float32, by vLLM's own product."""

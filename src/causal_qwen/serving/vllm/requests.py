@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Requests that leave the batch may come back (preemption, uneven schedules); this many times those that run.
 PARKED = 8
+MOST_RECORDS = 1 << 14  # names that nobody asks for are forgotten, the oldest first
 
 
 @dataclass(eq=False)
@@ -91,6 +92,7 @@ class Rows:
         num_token_id: <NUM>; None for a model without numbers.
         writes_numbers: Whether the model may choose it.
         decide_alone: Whether no row needs logits.
+        adjusted: Whether vLLM changes some before we see them.
     """
 
     HEADS: ClassVar[str] = "causal_qwen.heads"
@@ -99,6 +101,7 @@ class Rows:
     num_token_id: int | None = None
     writes_numbers: bool = False
     decide_alone: bool = False
+    adjusted: bool = False
 
     @property
     def has_numbers(self) -> bool:
@@ -144,7 +147,7 @@ class CausalRequests(LogitsProcessor):
         self.context = vllm_config.compilation_config.static_forward_context
         self.parked: OrderedDict[int, Row] = OrderedDict()
         self.most_parked = PARKED * vllm_config.scheduler_config.max_num_seqs
-        self.records: dict[str, Row] = {}
+        self.records: OrderedDict[str, Row] = OrderedDict()
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -172,7 +175,9 @@ class CausalRequests(LogitsProcessor):
         if process_dict_updates(rows.by_index, batch_update, self._row):
             rows.num_token_id = self.config.num_token_id
             rows.writes_numbers = self.heads.writes_numbers
-            rows.decide_alone = not any(row.processing.needs_logits for row in rows.by_index.values())
+            asked = [row.processing for row in rows.by_index.values()]
+            rows.decide_alone = not any(processing.needs_logits for processing in asked)
+            rows.adjusted = any(processing.adjusts for processing in asked)
 
     def _row(self, params: Sampling, prompt: Sequence[int] | None, output: list[int]) -> Row:
         """The row of a request, new or back again."""
@@ -191,7 +196,7 @@ class CausalRequests(LogitsProcessor):
         row = Row(
             settings,
             decision,
-            settings.person(params) if decision.draws_noise else None,
+            self._person(settings, params) if decision.draws_noise else None,
             Processing.of(params, decision.mode, self.config.num_token_id if hidden else None),
             prompt,
             output,
@@ -206,7 +211,18 @@ class CausalRequests(LogitsProcessor):
         row.values.update(zip(places, settings.numeric_values, strict=False))
         if settings.record is not None:
             self.records[settings.record] = row
+            if len(self.records) > MOST_RECORDS:
+                self.records.popitem(last=False)
         return row
+
+    def _person(self, settings: RequestSettings, params: Sampling) -> Individual:
+        """Who is sampled. A request cannot be refused here any more: a path of another size is left out."""
+        person = settings.person(params)
+        if person.path is None or person.path.shape[1] == self.config.causal_size + 1:
+            return person
+        size = person.path.shape[1] - 1
+        logger.warning("individual %d was abducted for causes of size %d; its seed speaks", person.seed, size)
+        return replace(person, path=None)
 
     def take_records(self, names: Sequence[str]) -> dict[str, Row]:
         """Requests that have ended, by the name that they asked for; then forgotten."""

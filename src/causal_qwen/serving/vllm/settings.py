@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from causal_qwen.generation.decisions import Decision, InferenceMode
-from causal_qwen.individual import Individual
+from causal_qwen.individual import POSITIONS, SEEDS, Individual
 
 __all__ = ["RequestSettings", "Sampling"]
 
@@ -151,7 +151,7 @@ class RequestSettings:
         """Who is sampled; somebody new where the request names nobody."""
         if self.individual is not None:
             return self.individual
-        return Individual.random() if params.seed is None else Individual(params.seed)
+        return Individual.random() if params.seed is None else Individual(params.seed % SEEDS)
 
 
 def _number(name: str, value: Any) -> float:
@@ -173,9 +173,10 @@ def _text(name: str, value: Any) -> str:
 
 
 def _individual(name: str, value: Any) -> Individual:
-    if isinstance(value, str):
-        return Individual.from_json(value)
-    return Individual(value)
+    person = Individual.from_json(value) if isinstance(value, str) else Individual(value)
+    if person.start >= POSITIONS // 2:  # its last token has a position too
+        raise ValueError(f"{name} starts at {person.start}; positions go up to {POSITIONS // 2 - 1} here")
+    return person
 
 
 def _values(name: str, value: Any) -> tuple[float, ...]:
