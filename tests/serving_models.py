@@ -10,7 +10,8 @@ import uvicorn
 
 from causal_qwen.data import Reading
 from causal_qwen.decoder import Engine
-from causal_qwen.serving import Desk, Limits, application
+from causal_qwen.serving.app import application
+from causal_qwen.serving.desk import Desk, Limits
 from conftest import CHAT_TEMPLATE, tiny_causal, tiny_processor
 
 NAME = "tiny"

@@ -16,9 +16,10 @@ from conftest import tiny_base, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
+# vllm runs where vLLM is: tests/serving_vllm.
 NO_SCRIPT = {
-    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "worlds",
-    "writers",
+    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "vllm",
+    "worlds", "writers",
 }  # fmt: skip
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")

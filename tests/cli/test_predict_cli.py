@@ -139,7 +139,7 @@ def test_what_is_too_long_is_named_or_skipped(converted, tmp_path):
 )
 def test_mistakes_are_named_before_anything_is_loaded(converted, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("causal_qwen.cli.predict.load_on", None)
+    monkeypatch.setattr("causal_qwen.cli.predict.load_predictor", None)
     with pytest.raises(ValueError, match=message.replace("{", r"\{").replace("(", r"\(")):
         invoke("predict", converted, *arguments)
     assert list(tmp_path.iterdir()) == []

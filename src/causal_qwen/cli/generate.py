@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, quiet_libraries
-from causal_qwen.cli.models import load_speaker
+from causal_qwen.cli.models import load_speaker, load_vllm_speaker
+from causal_qwen.cli.shards import Shard
+
+if TYPE_CHECKING:
+    from causal_qwen.serving.vllm.offline import VllmSpeaker
+
+MANY = 512  # texts that vLLM is given at a time: it batches them itself
 
 
 def command(
@@ -59,7 +65,9 @@ def command(
     overwrite: shared.Overwrite = False,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "transformers",
+    engine: shared.FileEngine = "transformers",
+    processes: shared.Processes = 1,
+    shard: shared.ShardText = "0/1",
     as_json: shared.AsJson = False,
 ) -> None:
     """Continue a text, or answer a message, deciding by causes; or do so for a file of prompts."""
@@ -68,6 +76,10 @@ def command(
         raise ValueError("--output is for --prompts; a single text goes to standard output")
     if prompts is None and (overwrite or on_bad_row == "skip"):
         note("--overwrite and --on-bad-row are for --prompts; a single text has no use for them")
+    if prompts is None and engine == "vllm":
+        raise ValueError("--engine vllm is for --prompts; a single text is sooner said by another engine")
+    if processes > 1 and (engine != "vllm" or output is None):
+        raise ValueError(f"--processes {processes} needs --engine vllm and --output")
     if seed is not None and individual is not None:
         raise ValueError("--seed and --individual both say who speaks; give one of them")
     if individual is not None and count > 1:
@@ -77,7 +89,7 @@ def command(
     quiet_libraries()
     from causal_qwen.data import BadRows
     from causal_qwen.individual import Individual
-    from causal_qwen.prompting import Asking, Settings
+    from causal_qwen.prompting import Asking, Settings, Speaker
 
     settings = Settings(
         mode=mode,
@@ -104,9 +116,21 @@ def command(
         check_output(output, overwrite=overwrite)
         if asking.unused:
             note(f"{prompts}: not used: {', '.join(sorted(asking.unused))}")
+    if processes > 1 and output is not None:
+        from causal_qwen.cli.prompts import gather
 
-    speaker = load_speaker(model, device=device, dtype=dtype, engine=engine)
-    settings = replace(settings, mode=mode or speaker.model.config.inference_mode)
+        summary = gather(output, processes, settings)
+        if as_json:
+            print_json(summary)
+        return
+    part = Shard.read(shard)
+
+    speaker: Speaker | VllmSpeaker
+    if engine == "vllm":
+        speaker = load_vllm_speaker(model, device=device, dtype=dtype, share=part.every)
+    else:
+        speaker = load_speaker(model, device=device, dtype=dtype, engine=engine)
+    settings = replace(settings, mode=mode or speaker.config.inference_mode)
     if count > 1 and not settings.samples:
         raise ValueError(f"-n {count}: without sampling all {count} texts are the same; add --sample")
     if person is not None and settings.samples and not settings.draws_noise:
@@ -122,7 +146,8 @@ def command(
             model=model,
             person=person,
             count=count,
-            batch_size=batch_size,
+            batch_size=batch_size if engine != "vllm" else max(batch_size, MANY),
+            shard=part,
             output=output,
             bad_rows=bad_rows,
         )
@@ -130,6 +155,7 @@ def command(
             print_json(summary)
         return
 
+    assert isinstance(speaker, Speaker)
     question = asking.prompt(text)
     speaker.check(question, settings)
     people = settings.people(count) if person is None else [person]

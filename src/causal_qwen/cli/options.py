@@ -34,6 +34,17 @@ Engine = Annotated[
     Literal["transformers", "native"],
     typer.Option(help="native is our own compiled decoder, for the CPU; the tokens are the same."),
 ]
+FileEngine = Annotated[
+    Literal["transformers", "native", "vllm"],
+    typer.Option(
+        help="native is our own compiled decoder, for the CPU; vllm, for files, needs an environment with "
+        "vLLM. The tokens are the same."
+    ),
+]
+Processes = Annotated[
+    int, typer.Option(help="Of --engine vllm: processes that share the rows of a file.", min=1)
+]
+ShardText = Annotated[str, typer.Option("--shard", hidden=True)]
 Push = Annotated[str | None, typer.Option("--push", help="Upload the result to this repository of a hub.")]
 NewTokens = Annotated[int, typer.Option(help="Tokens to add at most, to each text.", min=1)]
 Temperature = Annotated[

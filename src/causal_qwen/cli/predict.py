@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -14,14 +15,16 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.interruption import on_interruption
-from causal_qwen.cli.models import load_on
+from causal_qwen.cli.models import load_predictor
 from causal_qwen.cli.progress import counted
+from causal_qwen.cli.shards import Shard, divided
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
     from causal_qwen.data import Source
 
 STANDARD_OUTPUT = Path("-")
+MANY = 512  # rows that vLLM is given at a time: it batches them itself
 
 
 def command(
@@ -62,13 +65,17 @@ def command(
     overwrite: shared.Overwrite = False,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "transformers",
+    engine: shared.FileEngine = "transformers",
+    processes: shared.Processes = 1,
+    shard: shared.ShardText = "0/1",
     as_json: shared.AsJson = False,
 ) -> None:
     """Predict the number that comes next in each row, with an interval; an interrupted run is continued."""
     file = None if output in (None, STANDARD_OUTPUT) else output
     if (data is None) == (not row):
         raise ValueError("name a file with rows, or give one with --row; not both")
+    if processes > 1 and (engine != "vllm" or file is None or row):
+        raise ValueError(f"--processes {processes} needs --engine vllm, a file of rows and --output")
     if file is not None:
         check_output_file(file, overwrite=overwrite)
     if file is None and format == "parquet":
@@ -89,12 +96,17 @@ def command(
     columns = COLUMNS | {column_of(name): str for name in read_columns(source)}
     next(reading.prompts(source, BadRows(on_bad_row, silent=True)), None)
     bad_rows = BadRows(on_bad_row)
+    part = Shard.read(shard)
     start = time.perf_counter()
     intervals = "cauchy"
 
     def records(first: int) -> Iterator[dict[str, Any]]:
         nonlocal intervals
-        loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
+        if processes > 1 and file is not None:
+            return itertools.islice(divided(file, processes, "--format", "jsonl"), first, None)
+        loaded, processor, native = load_predictor(
+            engine, model, device=device, dtype=dtype, share=part.every
+        )
         if not raw and loaded.config.conformal_scores is not None:
             intervals = "conformal"
         elif not raw:
@@ -106,13 +118,14 @@ def command(
             reading=reading,
             level=level,
             raw=raw,
-            batch_size=batch_size,
+            batch_size=batch_size if engine != "vllm" else max(batch_size, MANY),
             bad_rows=bad_rows,
             start=first,
+            step=part,
             engine=native,
         )
         shown = counted(predictions, "predicting", "rows", done=first)
-        return (prediction.record(index) for index, prediction in enumerate(shown, start=first))
+        return (prediction.record(part.row(place)) for place, prediction in enumerate(shown, start=first))
 
     if file is None:
         if row and format is None and not as_json:
@@ -133,6 +146,7 @@ def command(
         "raw": raw,
         "engine": engine,
         "dtype": dtype,
+        "shard": list(part),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     with GrowingTable(file, settings, columns=columns, format=kind) as table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,18 @@ from causal_qwen.cli.console import note
 from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.predict import state
 from causal_qwen.cli.progress import counted
+from causal_qwen.cli.shards import Shard, divided
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
     from causal_qwen.data import BadRows
     from causal_qwen.individual import Individual
     from causal_qwen.prompting import Request, Settings, Speaker
+    from causal_qwen.serving.vllm.offline import VllmSpeaker
 
-__all__ = ["check_output", "run"]
+    AnySpeaker = Speaker | VllmSpeaker
+
+__all__ = ["check_output", "gather", "run"]
 
 
 class Text(NamedTuple):
@@ -50,7 +55,7 @@ def check_output(output: Path | None, *, overwrite: bool) -> None:
 
 
 def run(
-    speaker: Speaker,
+    speaker: AnySpeaker,
     requests: Sequence[Request],
     settings: Settings,
     *,
@@ -58,6 +63,7 @@ def run(
     person: Individual | None,
     count: int,
     batch_size: int,
+    shard: Shard,
     output: Path | None,
     bad_rows: BadRows,
 ) -> dict[str, Any]:
@@ -71,6 +77,7 @@ def run(
         person: Of --individual.
         count: Texts per prompt.
         batch_size: Texts at a time.
+        shard: Which of the texts are made here.
         output: JSONL file; None prints the lines.
         bad_rows: Told of prompts that do not fit.
     """
@@ -87,17 +94,19 @@ def run(
         for request in usable
         for sample, who in enumerate(request.settings.people(count) if person is None else [person])
     ]
+    texts = list(shard.of(texts))
     if output is None:
         for line in _lines(speaker, texts, batch_size, 0):
             print(json.dumps(line, ensure_ascii=False), flush=True)
         return {"texts": len(texts), "bad_rows": bad_rows.count}
     facts = {
         "model": state(model),
-        "engine": "transformers" if speaker.engine is None else "native",
+        "engine": speaker.engine_name,
         "settings": settings.to_dict(),
         "individual": None if person is None else json.loads(person.to_json()),
         "count": count,
         "batch_size": batch_size,
+        "shard": list(shard),
         "prompts": _digest(usable),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +126,25 @@ def run(
     }
 
 
+def gather(output: Path, processes: int, settings: Settings) -> dict[str, Any]:
+    """Have processes answer the file, and sum up; arguments as for `divided`."""
+    seed = settings.people(1)[0].seed
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            count = 0
+            for line in divided(output, processes, seed=seed):
+                stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    note(f"{count} texts in {output}")
+    return {"output": str(output), "texts": count, "processes": processes}
+
+
 def _usable(
-    speaker: Speaker, requests: Sequence[Request], settings: Settings, bad_rows: BadRows
+    speaker: AnySpeaker, requests: Sequence[Request], settings: Settings, bad_rows: BadRows
 ) -> Iterator[Request]:
     """The requests with the run's mode and seed, without what cannot be answered."""
     for request in requests:
@@ -150,7 +176,9 @@ def _rules(text: Text) -> Settings:
     return replace(text.request.settings, seed=None)
 
 
-def _lines(speaker: Speaker, texts: Sequence[Text], batch_size: int, done: int) -> Iterator[dict[str, Any]]:
+def _lines(
+    speaker: AnySpeaker, texts: Sequence[Text], batch_size: int, done: int
+) -> Iterator[dict[str, Any]]:
     """The lines behind the first ``done``, with a count for whoever waits; a batch that was cut is computed
     again.
     """
@@ -159,7 +187,9 @@ def _lines(speaker: Speaker, texts: Sequence[Text], batch_size: int, done: int) 
     )
 
 
-def _answers(speaker: Speaker, texts: Sequence[Text], batch_size: int, done: int) -> Iterator[dict[str, Any]]:
+def _answers(
+    speaker: AnySpeaker, texts: Sequence[Text], batch_size: int, done: int
+) -> Iterator[dict[str, Any]]:
     for batch in _batches(texts, batch_size):
         if batch[-1] < done:
             continue

@@ -51,7 +51,9 @@ def command(
     """Serve a model over HTTP, in OpenAI's shapes and in ours, with a page at /."""
     quiet_libraries()
     try:
-        from causal_qwen.serving import Desk, Limits, application, serve
+        from causal_qwen.serving.app import application
+        from causal_qwen.serving.desk import Desk, Limits
+        from causal_qwen.serving.server import serve
         from causal_qwen.serving.server import listening
     except ModuleNotFoundError as error:
         raise ValueError(

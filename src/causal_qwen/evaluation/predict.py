@@ -7,18 +7,18 @@ row becomes a prompt is `causal_qwen.data`'s.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.data.rows import Row
 from causal_qwen.decoder.engine import Engine
+from causal_qwen.outputs import NumberPrediction
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["COLUMNS", "Prediction", "column_of", "predict"]
+__all__ = ["COLUMNS", "Prediction", "Predictor", "column_of", "predict"]
 
 # Of a table of predictions, before the columns of its rows.
 COLUMNS = {
@@ -32,6 +32,19 @@ COLUMNS = {
     "extrapolates": bool,
 }
 INPUTS = ("input_ids", "attention_mask", "numeric_values")
+
+
+class Predictor(Protocol):
+    """What predictions need of a model: `CausalLM` is one."""
+
+    config: Any
+    device: Any
+
+    def predict_number(
+        self, batch: Mapping[str, Any], level: float, *, raw: bool, engine: Engine | None
+    ) -> NumberPrediction:
+        """The number that would come next in each row."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class _Question(NamedTuple):
 
 
 def predict(
-    model: CausalLM,
+    model: Predictor,
     processor: CausalQwen2Processor,
     source: Source,
     *,
@@ -93,6 +106,7 @@ def predict(
     batch_size: int = 32,
     bad_rows: BadRows | None = None,
     start: int = 0,
+    step: tuple[int, int] = (0, 1),
     engine: Engine | None = None,
 ) -> Iterator[Prediction]:
     """One `Prediction` per usable row, in their order.
@@ -108,6 +122,7 @@ def predict(
         batch_size: Prompts per forward pass.
         bad_rows: Counts what is skipped; the first bad row stops by default.
         start: Usable rows to pass over, which an earlier run has predicted.
+        step: (i, n): of the usable rows only every n-th, from the i-th on; ``start`` counts these.
         engine: Made from the model; runs its backbone.
 
     Raises:
@@ -115,7 +130,8 @@ def predict(
     """
     questions = _questions(model, processor, source, reading or Reading(), bad_rows or BadRows())
     collate = Collator.of(processor)
-    rest = itertools.islice(questions, start, None)
+    first, every = step
+    rest = itertools.islice(questions, first + every * start, None, every)
     for window, batches in windows_by_length(rest, batch_size, length=lambda question: len(question.row)):
         predictions: dict[int, Prediction] = {}
         for batch in batches:
@@ -134,7 +150,7 @@ def predict(
 
 
 def _questions(
-    model: CausalLM,
+    model: Predictor,
     processor: CausalQwen2Processor,
     source: Source,
     reading: Reading,

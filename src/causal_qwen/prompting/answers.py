@@ -73,6 +73,16 @@ class Speaker:
         self._eos = frozenset([ends] if isinstance(ends, int) else ends or ())
 
     @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
+    @property
+    def engine_name(self) -> str:
+        """What runs the forward passes."""
+        return "transformers" if self.engine is None else "native"
+
+    @property
     def context(self) -> int:
         """Positions that the model has."""
         return int(self.model.config.max_position_embeddings)
