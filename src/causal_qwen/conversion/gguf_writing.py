@@ -163,8 +163,8 @@ def _named_splitting(state: dict[str, Any]) -> str:
     name = splitting(state)
     if state["model"]["type"] != "BPE" or name is None:
         raise ConversionError(
-            f"the tokenizer ({state['model']['type']}, {json.dumps(state['pre_tokenizer']):.150}) splits text "
-            "in a way that has no known name in llama.cpp; use --to hf, and llama.cpp's own converter"
+            f"the tokenizer ({state['model']['type']}, {json.dumps(state['pre_tokenizer']):.150}) splits "
+            "text in a way that has no known name in llama.cpp; use --to hf, and llama.cpp's own converter"
         )
     return name
 
