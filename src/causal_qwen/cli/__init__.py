@@ -17,6 +17,7 @@ from causal_qwen.cli import (
     convert,
     counterfactual,
     demo,
+    export,
     generate,
     info,
     kv_memory,
@@ -45,7 +46,12 @@ app = typer.Typer(
 
 VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Start here": {"demo": demo.command, "simulate": simulation.command},
-    "Make a model": {"convert": convert.command, "train": training.command, "push": push.command},
+    "Make a model": {
+        "convert": convert.command,
+        "train": training.command,
+        "push": push.command,
+        "export": export.command,
+    },
     "Use it": {
         "generate": generate.command,
         "chat": chat.command,

@@ -53,8 +53,7 @@ def command(
     try:
         from causal_qwen.serving.app import application
         from causal_qwen.serving.desk import Desk, Limits
-        from causal_qwen.serving.server import serve
-        from causal_qwen.serving.server import listening
+        from causal_qwen.serving.server import listening, serve
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is missing; install the server with pip install 'causal-qwen[serve]'"
