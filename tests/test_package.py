@@ -24,9 +24,10 @@ def run(code):
 PUBLIC = {
     "Abduction", "AbductionError", "Cauchy", "CausalGenerateOutput", "CausalLMOutput", "CausalQwen2Config",
     "CausalQwen2ForCausalLM", "CausalQwen2Processor", "CausalQwen3Config", "CausalQwen3ForCausalLM",
-    "ComparisonResult", "Counterfactual", "CounterfactualNumbers", "Engine", "Individual", "Inferencer", "Number",
-    "NumberPrediction", "NumberStreamer", "Side", "ValueSpace", "__version__", "abduct", "compare", "convert",
-    "counterfactual", "counterfactual_number", "counterfactual_numbers", "format_number", "individuals", "scan",
+    "ComparisonResult", "Counterfactual", "CounterfactualNumbers", "Engine", "Individual", "Inferencer",
+    "Number", "NumberPrediction", "NumberStreamer", "Side", "ValueSpace", "__version__", "abduct", "compare",
+    "convert", "counterfactual", "counterfactual_number", "counterfactual_numbers", "format_number",
+    "individuals", "scan",
 }  # fmt: skip
 
 

@@ -204,7 +204,9 @@ def test_code_that_is_copied_says_the_same(page, address):
     page.click("text=Copy as Python")
     page.wait_for_selector("text=Python copied")
     code = page.evaluate("navigator.clipboard.readText()")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.strip() == said.strip()
     page.click("text=Copy as curl")
     page.wait_for_selector("text=curl copied")

@@ -124,7 +124,7 @@ class KVCache:
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
     def begin_with(self, other: KVCache, length: int) -> None:
-        """Take the first ``length`` slots of a cache of one text for every row of this one, which is empty."""
+        """Take the first ``length`` slots of a cache of one text for every row of this empty one."""
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.keys[:length] = theirs.keys[:length]
             mine.values[:length] = theirs.values[:length]

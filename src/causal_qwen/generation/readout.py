@@ -135,9 +135,10 @@ class ReadOut:
             case "logits":
                 return (self.logits(*parts),)
             case "scores":
-                return self._scorer.scores(*parts)
+                S = self.scores(Cauchy(*parts[:2]), Cauchy(*parts[2:]))
+                return S.loc, S.scale
             case "z_scores":
-                return self._scorer.z_scores(*parts)
+                return self.z_scores(Cauchy(*parts[:2]), Cauchy(*parts[2:]))
             case "among" if len(parts) == 2:
                 return self.among(question.k, *parts)
             case "among":

@@ -60,9 +60,9 @@ class ShardedReadOut(ReadOut):
         z_scores = gathered(super().z_scores(U, U0)[0], self.heads)
         return z_scores, z_scores.argmax(-1)
 
-    def among(self, *args: Any, **options: Any) -> None:
-        """None: the k best of a part are not the k best of all."""
-        return None
+    def reads_few(self, moved: Tensor, k: int) -> bool:
+        """Never: the k best of a part are not the k best of all."""
+        return False
 
 
 class _ShardedLinear(Linear):
