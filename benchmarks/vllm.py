@@ -53,7 +53,6 @@ def engine(model: str, requests: int, prompt: int, tokens: int, dtype: str) -> d
     # This file is called like the package that it measures, and must not be found in its place.
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).parent.resolve()]
     from transformers import AutoTokenizer
-
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -15,8 +15,9 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": 
 
 
 def main(model: str, task_file: str, result_file: str) -> None:
-    from causal_qwen.serving.vllm.records import numbers_of
     from vllm import LLM, SamplingParams
+
+    from causal_qwen.serving.vllm.records import numbers_of
 
     task = json.loads(Path(task_file).read_text())
     llm = LLM(

@@ -14,11 +14,11 @@ FAMILIES = ("CausalQwen2ForCausalLM", "CausalQwen3ForCausalLM")
 
 def register() -> None:
     """Tell vLLM of our configurations, model classes and what they ask of its engine; twice is harmless."""
+    from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import causal_qwen  # noqa: F401  registers the configurations with transformers
     from causal_qwen.serving.vllm.engine import CausalEngineConfig
-    from vllm import ModelRegistry
 
     for name in FAMILIES:
         ModelRegistry.register_model(name, f"{__name__}.model:{name}")
