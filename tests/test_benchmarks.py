@@ -35,6 +35,7 @@ TRAINING = {
 KEYS = {
     "abduction": ({"sampled_replay_rate", "written_replay_rate", "seconds_per_token", "refused"},),
     "cars": ({"medians", "runs", "splits"},),
+    "comparison": ({"compared", "independent", "coverage"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),

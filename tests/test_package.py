@@ -24,8 +24,9 @@ def run(code):
 PUBLIC = {
     "Abduction", "AbductionError", "Cauchy", "CausalGenerateOutput", "CausalLMOutput", "CausalQwen2Config",
     "CausalQwen2ForCausalLM", "CausalQwen2Processor", "CausalQwen3Config", "CausalQwen3ForCausalLM",
-    "Counterfactual", "Engine", "Individual", "Inferencer", "Number", "NumberPrediction", "NumberStreamer",
-    "ValueSpace", "__version__", "abduct", "convert", "counterfactual", "format_number", "scan",
+    "ComparisonResult", "Counterfactual", "Engine", "Individual", "Inferencer", "Number", "NumberPrediction",
+    "NumberStreamer", "Side", "ValueSpace", "__version__", "abduct", "compare", "convert", "counterfactual",
+    "format_number", "scan",
 }  # fmt: skip
 
 

@@ -19,8 +19,11 @@ _HOMES = {
     "causal_qwen.counterfactual": (
         "Abduction",
         "AbductionError",
+        "ComparisonResult",
         "Counterfactual",
+        "Side",
         "abduct",
+        "compare",
         "counterfactual",
     ),
     "causal_qwen.decoder": ("Engine",),
@@ -44,7 +47,16 @@ if TYPE_CHECKING:
     from causal_qwen.cauchy import Cauchy
     from causal_qwen.configuration_causal_qwen2 import CausalQwen2Config
     from causal_qwen.conversion import convert
-    from causal_qwen.counterfactual import Abduction, AbductionError, Counterfactual, abduct, counterfactual
+    from causal_qwen.counterfactual import (
+        Abduction,
+        AbductionError,
+        ComparisonResult,
+        Counterfactual,
+        Side,
+        abduct,
+        compare,
+        counterfactual,
+    )
     from causal_qwen.decoder import Engine
     from causal_qwen.generation import CausalGenerateOutput, Inferencer, NumberStreamer
     from causal_qwen.individual import Individual

@@ -141,6 +141,29 @@ def test_both_steppers_are_the_models_own_heads():
         torch.testing.assert_close(readout.logits(U.loc), model.token_logits(U.loc), rtol=1e-4, atol=1e-4)
 
 
+def test_one_prompt_of_many_rows_is_read_once(monkeypatch):
+    """With its numbers and its padding; what follows belongs to each row."""
+    model, ids = tiny_causal(), torch.randint(0, 90, (1, 7)).repeat(4, 1)
+    ids[:, 3], values, mask = 258, torch.zeros(4, 7, dtype=torch.float64), torch.ones(4, 7, dtype=torch.long)
+    values[:, 3], mask[:, 0] = 12.5, 0
+    tokens, engine = torch.tensor([[5], [6], [7], [8]]), Engine.from_model(model)
+    read, hidden = [], engine.hidden
+    monkeypatch.setattr(
+        engine, "hidden", lambda *given, **more: read.append(tuple(given[0].shape)) or hidden(*given, **more)
+    )
+    stepper = NativeStepper(model, engine, mask, max_length=9)
+    with torch.no_grad():
+        first = stepper.prefill(ids, values)
+        second = stepper.step(tokens[:, 0], torch.zeros(4, dtype=torch.float64))
+        whole = {"attention_mask": torch.nn.functional.pad(mask, (0, 1), value=1)}
+        whole |= {"numeric_values": torch.nn.functional.pad(values, (0, 1))}
+        outputs = model(torch.cat([ids, tokens], dim=1), **whole)
+    assert read == [(1, 7), (4, 1)]
+    for causes, position in ((first, -2), (second, -1)):
+        torch.testing.assert_close(causes.U.loc, outputs.loc_U[:, position], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(causes.U0.loc, outputs.loc_U0[:, position], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "mode", [{"inference_mode": "standard", "do_sample": True}, {"inference_mode": "causal"}]
 )

@@ -13,6 +13,7 @@ import typer
 
 from causal_qwen.cli import (
     chat,
+    compare,
     convert,
     counterfactual,
     demo,
@@ -53,6 +54,7 @@ VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "serve": serve.command,
     },
     "Measure it": {
+        "compare": compare.command,
         "parity": parity.command,
         "eval": evaluation.command,
         "info": info.command,

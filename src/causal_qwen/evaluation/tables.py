@@ -85,10 +85,10 @@ class GrowingTable:
         os.fsync(self.stream.fileno())
         temporary = self.out.with_name(f".{self.out.name}.{os.getpid()}.new")
         columns = self.columns | {
-            name: str for row in self._rows() for name in row if name not in self.columns
+            name: str for row in self.rows() for name in row if name not in self.columns
         }
         try:
-            WRITERS[self.format](self._rows(), temporary, columns)
+            WRITERS[self.format](self.rows(), temporary, columns)
             os.replace(temporary, self.out)
         finally:
             temporary.unlink(missing_ok=True)
@@ -120,7 +120,8 @@ class GrowingTable:
             stream.truncate(whole if same else 0)
         return max(lines - 1, 0)
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows that were written, before `finish`."""
         with self.partial.open(encoding="utf-8") as stream:
             next(stream)
             for line in stream:

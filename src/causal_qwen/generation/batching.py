@@ -249,7 +249,7 @@ class NativeBatch:
                 longest, source = length, other
         if source is None:
             return 0
-        cache.begin_with(source.cache, longest)
+        cache.repeat(source.cache, longest)
         return longest
 
 

@@ -95,6 +95,11 @@ class NativeCauses:
         return [Causes(U[row : row + 1], U0[row : row + 1]) for row in range(len(features))]
 
 
+def _is_one(rows: Tensor | None) -> bool:
+    """Whether all rows are the same."""
+    return rows is None or bool((rows == rows[:1]).all())
+
+
 class NativeStepper:
     """A causal model whose backbone runs in an `Engine`; its heads are the model's own modules.
 
@@ -125,7 +130,20 @@ class NativeStepper:
         new_tokens = max(self._max_length - length, 1)
         check_context(self.engine.config.max_position_embeddings, length, new_tokens)
         self._cache = self.engine.new_cache(rows, length + new_tokens - 1)
+        if rows > 1 and _is_one(input_ids) and _is_one(self._mask) and _is_one(numeric_values):
+            return self._prefill_once(input_ids, numeric_values)
         return self._read(input_ids, self._mask, numeric_values)
+
+    def _prefill_once(self, input_ids: Tensor, numeric_values: Tensor | None) -> Causes:
+        """One prompt for all rows, as when many individuals answer it: it is read once."""
+        rows, cache = len(input_ids), self._cache
+        self._cache = self.engine.new_cache(1, input_ids.shape[1])
+        mask, values = (None if given is None else given[:1] for given in (self._mask, numeric_values))
+        U, U0 = self._read(input_ids[:1], mask, values)
+        cache.repeat(self._cache)
+        self._cache = cache
+        spread = [law.expand(rows, *law.shape[1:]).contiguous() for law in (U.loc, U.scale, U0.loc, U0.scale)]
+        return Causes(Cauchy(*spread[:2]), Cauchy(*spread[2:]))
 
     def step(self, tokens: Tensor, numeric_values: Tensor | None) -> Causes:
         """As in `Stepper`."""

@@ -7,12 +7,12 @@ files and no commands.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
@@ -39,6 +39,7 @@ class Answer:
         seed: Who spoke; None where nothing is sampled.
         finish_reason: "eos", "stop_string" or "length".
         tokens: How many were generated.
+        token_ids: Which; not part of the JSON.
     """
 
     text: str
@@ -46,10 +47,13 @@ class Answer:
     seed: int | None
     finish_reason: str
     tokens: int
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"numbers": [asdict(number) for number in self.numbers]}
+        fields = asdict(self) | {"numbers": [asdict(number) for number in self.numbers]}
+        del fields["token_ids"]
+        return fields
 
 
 class Speaker:
@@ -95,6 +99,7 @@ class Speaker:
         people: Sequence[Individual],
         *,
         tell: Callable[[str], None] | None = None,
+        processors: LogitsProcessorList | None = None,
     ) -> list[Answer]:
         """One answer per prompt, all together; the prompts are checked first.
 
@@ -104,6 +109,7 @@ class Speaker:
             people: Who answers each, where somebody is sampled. In "compatible" they are the seeds of torch's
                 generator, and each prompt is answered alone, so that its seed repeats it.
             tell: Given the pieces of a single answer as they come.
+            processors: More logits processors, behind those of the settings.
         """
         for prompt in prompts:
             self.check(prompt, settings)
@@ -111,9 +117,9 @@ class Speaker:
             answers = []
             for prompt, person in zip(prompts, people, strict=True):
                 torch.manual_seed((person.seed + person.start) % 2**63)
-                answers += self._answer([prompt], settings, [person], tell)
+                answers += self._answer([prompt], settings, [person], tell, processors)
             return answers
-        return self._answer(prompts, settings, people, tell)
+        return self._answer(prompts, settings, people, tell, processors)
 
     def _answer(
         self,
@@ -121,6 +127,7 @@ class Speaker:
         settings: Settings,
         people: Sequence[Individual],
         tell: Callable[[str], None] | None,
+        processors: LogitsProcessorList | None,
     ) -> list[Answer]:
         inputs: dict[str, Any] = prompt_batch(self.processor, prompts, self.model.device)
         _pad_with_own_tokens(inputs)
@@ -131,6 +138,7 @@ class Speaker:
         outputs = self.model.generate(
             **inputs,
             **options,
+            logits_processor=processors,
             stopping_criteria=StoppingCriteriaList([ends]),
             streamer=None if tell is None else _Pieces(self.processor, settings.stop, tell),
             return_dict_in_generate=True,
@@ -156,6 +164,7 @@ class Speaker:
                     seed=people[row].seed if settings.samples else None,
                     finish_reason=StopReason.STOP_STRING if found else ends.reasons[row],
                     tokens=length,
+                    token_ids=tuple(said.sequences[row, :length].tolist()),
                 )
             )
         return answers

@@ -27,12 +27,14 @@ class Request:
         where: File and line.
         prompt: Text, or messages.
         settings: The file's, with the row's own above them.
+        row: As it was read, with fields that mean nothing to a prompt.
     """
 
     id: Any
     where: str
     prompt: Prompt
     settings: Settings
+    row: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Asking:
         if system is not None and not isinstance(system, str):
             raise ValueError(f"system is {system!r:.40}, not a text")
         prompt = self.prompt(example.prompt if example.messages is None else example.messages, system)
-        return Request(identity, where, prompt, self.settings.updated(own))
+        return Request(identity, where, prompt, self.settings.updated(own), row)
 
     def prompt(self, prompt: Prompt, system: str | None = None) -> Prompt:
         """A text as it is, or as a message of a chat; a chat with its system message."""

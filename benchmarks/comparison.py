@@ -1,0 +1,327 @@
+"""How many samples does a comparison on the same individuals save, against strangers and Gumbel noise?
+
+On the embedded base: (i) float32 against int4, (ii) the base against a copy that was fine-tuned on the
+texts of scikit-learn's data sets, (iii) two wordings of a question. Every individual answers every prompt on
+both sides; the figure is Var(A − B)/(Var A + Var B) within prompts, 1 for strangers, with a bootstrap
+interval over individuals. The base comes from 4 bits, so its int4 *is* its float32 to the last bits: that is
+measured on one block of individuals, and (i) for the same function with its weights moved off that grid.
+"independent" pairs each individual of A with the next one of B, from the same texts. The coverage of the
+intervals, at the end and after looking, is simulated with known differences.
+
+    python benchmarks/comparison.py                    # hours on one core; --work keeps what was generated
+    python benchmarks/comparison.py --quick --json     # a few individuals and tokens, to see that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from causal_qwen.conversion import load_model
+from causal_qwen.counterfactual.comparison import Judge, Said
+from causal_qwen.counterfactual.comparison.scores import PLAIN
+from causal_qwen.counterfactual.comparison.sequential import Design, planned_looks
+from causal_qwen.counterfactual.comparison.speakers import speak
+from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, student
+from causal_qwen.decoder import Engine
+from causal_qwen.individual import Individual
+from causal_qwen.prompting import Settings, Speaker
+from causal_qwen.training import TrainingRecipe, train
+from measure import BASE, Option, Record, Table, run_benchmark, watched
+
+TOPICS = (
+    "a volcano", "inflation", "a violin", "the moon", "photosynthesis", "a passport", "bread", "democracy",
+    "a computer virus", "the Roman Empire",
+)  # fmt: skip
+WORDINGS = ("Question: What is {}?\nAnswer:", "Question: Please explain {}.\nAnswer:")
+SCORES = {"nats": "nats under the base", "distinct": "distinct tokens", "length": "characters"}
+COMPARISONS = {
+    "grid": "float32 against int4, as embedded",
+    "int4": "float32 against int4, off the grid",
+    "tuned": "base against a fine-tuned copy",
+    "wording": "two wordings of a question",
+}
+GUMBEL, DEFAULT = "gumbel", "0.2"
+BLOCK = 40  # individuals whose texts are made together and kept in one file; native code takes up to 48
+OPTIONS = {
+    "base": BASE,
+    "individuals": Option("who answer every prompt", 200, smoke=3, quick=6),
+    "prompts": Option("questions", len(TOPICS), smoke=2, quick=3),
+    "tokens": Option("per text", 24, smoke=4, quick=8),
+    "persistences": Option("of individuals", (0.0, 0.2, 0.5), smoke=(0.2,), quick=(0.2,)),
+    "steps": Option("of fine-tuning", 60, smoke=1, quick=2),
+    "simulations": Option("of comparisons with a known difference", 1000, smoke=20, quick=200),
+    "work": Option("directory that keeps texts and the fine-tuned copy", "", smoke=""),
+}
+
+
+def figures(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Estimates of every score for every comparison and coupling, and the coverage of the intervals."""
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(arguments.work or temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        texts = Texts(arguments, work)
+        every = [*map(str, arguments.persistences), GUMBEL]
+        # Persistence matters where texts drift apart; elsewhere the default will do.
+        couplings = {name: every if name == "tuned" else [DEFAULT, GUMBEL] for name in COMPARISONS}
+        tasks = [
+            (start, side, coupling)
+            for start in range(0, arguments.individuals, BLOCK)
+            for side in ("base", *COMPARISONS)
+            for coupling in couplings.get(side, every)
+            if side != "grid" or start == 0
+        ]
+        for start, side, coupling in watched(tasks, "texts"):
+            texts.block(side, coupling, start)
+        compared = {
+            name: {
+                coupling: {score: _figures(texts, name, coupling, score) for score in SCORES}
+                for coupling in couplings[name]
+            }
+            for name in COMPARISONS
+        }
+        strangers = {
+            name: {score: _figures(texts, name, DEFAULT, score, shift=1) for score in SCORES}
+            for name in COMPARISONS
+        }
+    return {"compared": compared, "independent": strangers, "coverage": coverage(arguments.simulations)}
+
+
+def _figures(texts: Texts, name: str, coupling: str, score: str, *, shift: int = 0) -> dict[str, Any]:
+    other = texts.scores(name, coupling, score)
+    one = texts.scores("base", coupling, score)[: len(other)]
+    found = estimate(one, np.roll(other, -shift, axis=0), seen=one.size, level=0.95)
+    return {name: getattr(found, name) for name in KEPT}
+
+
+KEPT = [
+    "difference", "lower", "upper", "correlation", "correlation_lower", "correlation_upper", "variance_ratio",
+    "variance_ratio_lower", "variance_ratio_upper", "design_effect", "samples_saved_share", "pairs", "mean_a",
+    "mean_b",
+]  # fmt: skip
+assert set(KEPT) <= set(Estimate.__annotations__)
+
+
+class Texts:
+    """Texts and their scores by side, coupling and individual; made once and kept in files."""
+
+    def __init__(self, arguments: argparse.Namespace, work: Path) -> None:
+        self.arguments, self.work = arguments, work
+        self.base = functools.cache(lambda: _speaker(*load_model(arguments.base, dtype="float32")))
+        self.judge = functools.cache(lambda: Judge(self.base()))
+
+    def block(self, side: str, coupling: str, start: int) -> dict[str, list[list[float]]]:
+        """Scores (individuals of the block, prompts) by name."""
+        asked, count = self.arguments, min(BLOCK, self.arguments.individuals - start)
+        file = self.work / f"{side}-{coupling}-{start:03}-{count}-{asked.prompts}-{asked.tokens}.json"
+        if file.is_file():
+            kept: dict[str, list[list[float]]] = json.loads(file.read_text(encoding="utf-8"))["scores"]
+            return kept
+        settings = Settings(mode="compatible", max_new_tokens=asked.tokens, top_k=0, sample=True)
+        if coupling != GUMBEL:
+            settings = Settings(
+                mode="causal", max_new_tokens=asked.tokens, top_k=0, persistence=float(coupling)
+            )
+        speaker, wording = SIDES[side](self)
+        people = [Individual(start + index) for index in range(count)]
+        columns: dict[str, list[list[float]]] = {score: [] for score in SCORES}
+        kept_texts = []
+        for topic in TOPICS[: asked.prompts]:
+            prompt = wording.format(topic)
+            answers = speak(speaker, [prompt] * count, settings, people)
+            said = [
+                Said(prompt, answer, side, person.seed)
+                for answer, person in zip(answers, people, strict=True)
+            ]
+            columns["nats"].append(self.judge()(said))
+            for score in ("distinct", "length"):
+                columns[score].append([PLAIN[score](one) for one in said])
+            kept_texts.append([answer.text for answer in answers])
+        scores = {score: np.array(rows).T.tolist() for score, rows in columns.items()}
+        part = file.with_suffix(".part")
+        part.write_text(
+            json.dumps({"scores": scores, "texts": kept_texts}, ensure_ascii=False), encoding="utf-8"
+        )
+        part.replace(file)
+        return scores
+
+    def scores(self, side: str, coupling: str, score: str) -> Any:
+        """(individuals, prompts)."""
+        blocks = range(0, self.arguments.individuals, BLOCK)[: 1 if side == "grid" else None]
+        return np.concatenate([np.array(self.block(side, coupling, start)[score]) for start in blocks])
+
+    @functools.cached_property
+    def grid(self) -> Speaker:
+        """The base at four bits, which it comes from."""
+        model, processor = load_model(self.arguments.base, dtype="float32")
+        return _speaker(model, processor, "int4")
+
+    @functools.cached_property
+    def int4(self) -> Speaker:
+        """The same function with its weights off the grid, at four bits."""
+        model, processor = load_model(self.arguments.base, dtype="float32")
+        leave_the_grid(model)
+        return _speaker(model, processor, "int4")
+
+    @functools.cached_property
+    def tuned(self) -> Speaker:
+        """A copy of the base, trained on running text as in examples/configs/words.yaml."""
+        output = self.work / "tuned"
+        if not output.is_dir():
+            fields = {
+                "model": self.arguments.base, "data": "package:sklearn/datasets/descr/*.rst",
+                "output": str(output), "max_length": 96, "batch_size": 2, "max_steps": self.arguments.steps,
+                "group_by_length": True, "bf16": True, "learning_rate": 1e-4, "ovr_gradient_bound": 0.2,
+                "hold": ["embed_tokens", "abduction.scale", "abduction.common_scale", "action.balance"],
+                "max_grad_norm": 0, "refit_words": True, "validation_fraction": 0.05,
+                "calibration_fraction": 0.1, "save_steps": 0, "seed": 0,
+            }  # fmt: skip
+            train(TrainingRecipe.from_mapping(fields))
+        return _speaker(*load_model(output, dtype="float32"))
+
+
+SIDES: dict[str, Callable[[Texts], tuple[Speaker, str]]] = {
+    "base": lambda texts: (texts.base(), WORDINGS[0]),
+    "tuned": lambda texts: (texts.tuned, WORDINGS[0]),
+    "wording": lambda texts: (texts.base(), WORDINGS[1]),
+    "int4": lambda texts: (texts.int4, WORDINGS[0]),
+    "grid": lambda texts: (texts.grid, WORDINGS[0]),
+}
+
+
+def _speaker(model: Any, processor: Any, precision: Any = "float32") -> Speaker:
+    return Speaker(model, processor, Engine.from_model(model, precision=precision))
+
+
+@torch.no_grad()
+def leave_the_grid(model: Any) -> None:
+    """Scale channels and undo it where they are read: the function stays, to rounding, and no weight does."""
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    width = config.hidden_size // config.num_attention_heads
+    shared = config.num_attention_heads // config.num_key_value_heads
+
+    def scales(count: int) -> Any:
+        return torch.exp(0.3 * torch.randn(count, generator=generator))
+
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for norm, readers in (
+            (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+            (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+        ):
+            scale = scales(config.hidden_size)
+            norm.weight *= scale
+            for reader in readers:
+                reader.weight /= scale
+        scale = scales(config.num_key_value_heads * width)
+        attention.v_proj.weight *= scale[:, None]
+        if attention.v_proj.bias is not None:
+            attention.v_proj.bias *= scale
+        attention.o_proj.weight /= scale.view(-1, 1, width).expand(-1, shared, width).flatten()
+        scale = scales(config.intermediate_size)
+        mlp.up_proj.weight *= scale[:, None]
+        mlp.down_proj.weight /= scale
+
+
+# Differences of individuals with mean 0 and a scale near 1: light, heavy and skewed tails, and rare ones.
+LAWS: dict[str, Callable[[Any, int], Any]] = {
+    "normal": lambda draw, n: draw.normal(size=n),
+    "Student, 3 degrees": lambda draw, n: draw.standard_t(3, n) / 1.7,
+    "Student, 2 degrees": lambda draw, n: draw.standard_t(2, n) / 2.5,
+    "log-normal, mean of 10": lambda draw, n: (
+        (np.exp(draw.normal(size=(n, 10))) - np.exp(0.5)).mean(1) / 0.68
+    ),
+    "right or wrong, mean of 10": lambda draw, n: (
+        (draw.choice([-1, 0, 1], (n, 10), p=[0.03, 0.9, 0.07]).mean(1) - 0.04) / 0.1
+    ),
+}
+SIMULATED, LOOKS, SHIFTS = 100, 5, (0.0, 0.3)
+
+
+def coverage(simulations: int) -> dict[str, Any]:
+    """Share of intervals that hold a known difference, at the end and after looking."""
+    draw, design = np.random.default_rng(0), Design(planned_looks(SIMULATED, LOOKS))
+    rows = {}
+    for law, drawn in LAWS.items():
+        for shift in SHIFTS:
+            fixed = sequential = individuals = 0
+            for _ in range(simulations):
+                values = drawn(draw, SIMULATED) + shift
+                interval = student(values, 0.95)[2]
+                fixed += interval.lower <= shift <= interval.upper
+                for index, count in enumerate(design.looks):
+                    look = design.look(index, values[:count])
+                    if look.significant:
+                        break
+                sequential += look.interval.lower <= shift <= look.interval.upper
+                individuals += look.individuals
+            rows[f"{law}, {shift}"] = {
+                "law": law, "difference": shift, "fixed": _share(fixed, simulations),
+                "sequential": _share(sequential, simulations), "individuals": individuals / simulations,
+            }  # fmt: skip
+    return rows
+
+
+def _share(hits: int, count: int) -> dict[str, float]:
+    """A share with Wilson's interval."""
+    p, z = hits / count, 1.96
+    center, reach = p + z * z / (2 * count), z * np.sqrt(p * (1 - p) / count + z * z / (4 * count**2))
+    scale = 1 + z * z / count
+    return {"share": p, "lower": float((center - reach) / scale), "upper": float((center + reach) / scale)}
+
+
+def tables(record: Record) -> list[Table]:
+    """One table of variance ratios per comparison, and the coverage."""
+    shown = []
+    for name, title in COMPARISONS.items():
+        rows = [
+            (_coupling(coupling), *(_interval(scores[score]) for score in SCORES))
+            for coupling, scores in record.figures["compared"][name].items()
+        ]
+        strangers = record.figures["independent"][name]
+        rows.append(("independent", *(_interval(strangers[score]) for score in SCORES)))
+        shown.append(Table(f"Variance ratio: {title}", ("coupling", *SCORES.values()), rows))
+    rows = [
+        (
+            f"{row['law']}, difference {row['difference']:g}",
+            _percent(row["fixed"]), _percent(row["sequential"]), f"{row['individuals']:.0f}",
+        )
+        for row in record.figures["coverage"].values()
+    ]  # fmt: skip
+    columns = ("differences", "at the end", "after looking", "individuals")
+    shown.append(Table("Coverage of 95% intervals", columns, rows))
+    return shown
+
+
+def _coupling(name: str) -> str:
+    return "Gumbel" if name == GUMBEL else f"individual, ρ = {float(name):g}"
+
+
+def _interval(found: dict[str, Any]) -> str:
+    ends = [found[f"variance_ratio{end}"] for end in ("", "_lower", "_upper")]
+    if None in ends:
+        return "–"
+    return "{:.2f} ({:.2f}–{:.2f})".format(*ends)
+
+
+def _percent(share: dict[str, float]) -> str:
+    return f"{share['share']:.1%} ({share['lower']:.1%}–{share['upper']:.1%})"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run it."""
+    run_benchmark(
+        __file__, __doc__, OPTIONS, figures, tables, quick="a few individuals, prompts and tokens", argv=argv
+    )
+
+
+if __name__ == "__main__":
+    main()

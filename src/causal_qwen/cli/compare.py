@@ -1,0 +1,279 @@
+"""causal-qwen compare MODEL [OTHER] --prompts FILE."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from causal_qwen.cli import options as shared
+from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.interruption import on_interruption
+from causal_qwen.cli.models import Precision, load_on
+from causal_qwen.cli.progress import bar
+from causal_qwen.directories import check_output_file
+
+if TYPE_CHECKING:
+    from causal_qwen.counterfactual.comparison import ComparisonResult, Score
+    from causal_qwen.counterfactual.comparison.speakers import Talker
+    from causal_qwen.prompting import Request
+
+Against = "of the other side; the same if not given."
+
+
+def command(
+    model: shared.Model,
+    other: Annotated[
+        str | None, typer.Argument(help="The other model; the same one if not given.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="File of prompts: a line each, or JSONL with prompt or messages.", dir_okay=False),
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt instead; may be repeated.")] = None,
+    against_prompts: Annotated[
+        Path | None, typer.Option(help=f"File of prompts {Against}", dir_okay=False)
+    ] = None,
+    against_prompt: Annotated[list[str] | None, typer.Option(help=f"A prompt {Against}")] = None,
+    individuals: Annotated[
+        int, typer.Option("--individuals", "-n", help="Who answer every prompt.", min=2)
+    ] = 50,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="length (the default), tokens, distinct, number, match:REGEX, exact:COLUMN, numeric:COLUMN, "
+            "nats, nats:JUDGE, module:function or command:COMMAND; may be repeated, the first one decides.",
+            show_default=False,
+        ),
+    ] = None,
+    coupling: Annotated[
+        Literal["individual", "gumbel", "independent"] | None,
+        typer.Option(help="What the sides share; individual, or gumbel where a model is not a causal one."),
+    ] = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Look before the end, and stop when it is clear.")
+    ] = False,
+    looks: Annotated[int, typer.Option(help="How often --sequential looks.", min=2)] = 5,
+    width: Annotated[
+        float | None, typer.Option(help="--sequential stops, too, when the interval is no wider.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="JSONL file of all pairs; a run that was cut is continued."),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML report.", dir_okay=False)] = None,
+    max_new_tokens: shared.NewTokens = 64,
+    stop: shared.Stop = None,
+    mode: Annotated[
+        shared.Mode | None, typer.Option(help="Mode of inference; the coupling's if not given.")
+    ] = None,
+    temperature: shared.Temperature = None,
+    top_k: shared.TopK = None,
+    top_p: shared.TopP = None,
+    persistence: shared.Persistence = None,
+    density_floor: shared.DensityFloor = None,
+    against_mode: Annotated[shared.Mode | None, typer.Option(help=f"Mode {Against}")] = None,
+    against_temperature: Annotated[float | None, typer.Option(help=f"Temperature {Against}")] = None,
+    against_top_k: Annotated[int | None, typer.Option(help=f"Top k {Against}")] = None,
+    against_top_p: Annotated[float | None, typer.Option(help=f"Top p {Against}")] = None,
+    against_persistence: Annotated[float | None, typer.Option(help=f"Persistence {Against}")] = None,
+    against_density_floor: Annotated[float | None, typer.Option(help=f"Density floor {Against}")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Prompts are messages of a chat.")] = False,
+    system: shared.System = None,
+    seed: Annotated[int, typer.Option(help="Of the first individual; the others follow.", min=0)] = 0,
+    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    batch_size: Annotated[int, typer.Option(help="Texts at a time.", min=1)] = 32,
+    overwrite: shared.Overwrite = False,
+    device: shared.Device = None,
+    dtype: shared.Precision = "auto",
+    against_dtype: Annotated[Precision | None, typer.Option(help=f"Precision {Against}")] = None,
+    engine: Annotated[
+        Literal["transformers", "native"],
+        typer.Option(
+            help="native is our own compiled decoder, for the CPU; a model that is not ours runs in "
+            "transformers."
+        ),
+    ] = "native",
+    as_json: shared.AsJson = False,
+) -> None:
+    """Compare two prompts, two models or two settings on the same individuals."""
+    if output is not None:
+        if output.suffix.lower() != ".jsonl":
+            raise ValueError(f"{output} ends in {output.suffix or 'nothing'!r}; pairs are written as .jsonl")
+        check_output_file(output, overwrite=overwrite)
+    if report is not None:
+        if report.suffix.lower() != ".html":
+            raise ValueError(f"{report} ends in {report.suffix or 'nothing'!r}; a report is .html")
+        check_output_file(report)
+    if engine == "native" and device not in (None, "cpu"):
+        engine = "transformers"
+    quiet_libraries()
+    from causal_qwen.conversion.checkpoints import CAUSAL
+    from causal_qwen.conversion.headers import read_json_object
+    from causal_qwen.counterfactual.comparison import Judge, Side, compare, score_of
+    from causal_qwen.counterfactual.comparison.report import write_report
+    from causal_qwen.prompting import Asking, Settings, Speaker
+
+    settings = Settings(
+        mode=mode, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        persistence=persistence, density_floor=density_floor, stop=tuple(stop or ()),
+    )  # fmt: skip
+    changes = {
+        "mode": against_mode, "temperature": against_temperature, "top_k": against_top_k,
+        "top_p": against_top_p, "persistence": against_persistence, "density_floor": against_density_floor,
+    }  # fmt: skip
+    against = settings.updated(changes)
+    asking = Asking(settings, chat=chat, system=system)
+    asked = _requests(asking, prompts, prompt, "--prompts FILE, or --prompt TEXT")
+    asked_against = asked
+    if against_prompts is not None or against_prompt:
+        asked_against = _requests(
+            asking, against_prompts, against_prompt, "--against-prompts FILE, or --against-prompt TEXT"
+        )
+    if len(asked) != len(asked_against):
+        raise ValueError(f"{len(asked)} prompts against {len(asked_against)}; give as many on both sides")
+    other, other_dtype = other or model, against_dtype or dtype
+    names = _names(model, other, dtype, other_dtype, changes, asked is not asked_against)
+    if len(set(names)) == 1:
+        note("both sides are the same: all differences will be 0")
+
+    talkers: dict[tuple[str, str], Talker] = {}
+
+    def talker(source: str, precision: Precision) -> Talker:
+        if (source, precision) not in talkers:
+            talkers[source, precision] = _talker(source, precision)
+        return talkers[source, precision]
+
+    def _talker(source: str, precision: Precision) -> Talker:
+        # Only what is converted already has causes; with coupling individual, others are converted in memory.
+        config = Path(source) / "config.json"
+        plain = config.is_file() and read_json_object(config, source).get("model_type") not in CAUSAL
+        if plain and coupling != "individual":
+            from causal_qwen.counterfactual.comparison import PlainSpeaker
+
+            if precision in ("int8", "int4"):
+                raise ValueError(f"--dtype {precision} is for models of ours; convert {source} first")
+            note(f"loading {source}, by its logits …")
+            return PlainSpeaker.load(source, dtype=precision, device=device)
+        native = "native" if precision in ("int8", "int4") else engine
+        return Speaker(*load_on(native, source, device=device, dtype=precision))
+
+    def judge(name: str | None) -> Callable[..., Sequence[float]]:
+        return Judge(talker(model if name is None else name, dtype))
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where module:function may be
+    specs = list(dict.fromkeys(score or ["length"]))
+    for spec in specs:  # a wrong one is named before anything is loaded
+        score_of(spec, judge=lambda name: lambda texts: ())
+    one, two = talker(model, dtype), talker(other, other_dtype)
+    ours = isinstance(one, Speaker) and isinstance(two, Speaker)
+    scores: list[Score | str] = [score_of(spec, judge=judge) for spec in specs]
+    partial = None if output is None else output.with_name(f"{output.name}.partial")
+    if partial is not None:
+        on_interruption(lambda: f"{partial} keeps what was said; the same command goes on behind it")
+    # A reference belongs to both prompts of a pair.
+    rows = [dict(request.row) | dict(their.row) for request, their in zip(asked, asked_against, strict=True)]
+    result = compare(
+        Side(one, [request.prompt for request in asked], settings, names[0], rows),
+        Side(two, [request.prompt for request in asked_against], against, names[1], rows),
+        individuals=individuals,
+        scores=scores,
+        coupling=coupling or ("individual" if ours else "gumbel"),
+        seed=seed,
+        sequential=sequential,
+        looks=looks,
+        width=width,
+        level=level,
+        batch_size=batch_size,
+        output=output,
+        watch=bar,
+    )
+    if report is not None:
+        write_report(result, report)
+        note(f"report: {report}")
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _show(result)
+
+
+def _requests(asking: Any, file: Path | None, texts: list[str] | None, options: str) -> list[Request]:
+    """The prompts of one side, none with settings of its own.
+
+    Raises:
+        ValueError: If there are none, or two sources, or a prompt has settings.
+    """
+    from causal_qwen.data import BadRows
+
+    if (file is None) == (not texts):
+        raise ValueError(f"give one of {options}")
+    if file is not None:
+        requests: list[Request] = asking.file(file, BadRows("error"))
+    else:
+        for text in texts or []:
+            shared.check_prompt(text, "a prompt")
+        requests = [
+            asking.request("--prompt", {"prompt": text}, index) for index, text in enumerate(texts or [])
+        ]
+    if not requests:
+        raise ValueError(f"{file}: no prompts")
+    own = [request.where for request in requests if request.settings != asking.settings]
+    if own:
+        raise ValueError(f"{own[0]}: a prompt has settings of its own; a comparison has one for each side")
+    return requests
+
+
+def _names(
+    model: str, other: str, dtype: str, other_dtype: str, changes: dict[str, Any], prompts: bool
+) -> tuple[str, str]:
+    """What tells the sides apart, for whoever reads the result."""
+    one, two = [Path(model).name], [Path(other).name]
+    if one == two and model != other:
+        one, two = [model], [other]
+    if dtype != other_dtype:
+        one, two = [*one, dtype], [*two, other_dtype]
+    two += [f"{name} {value}" for name, value in changes.items() if value is not None]
+    if prompts:
+        one, two = [*one, "prompts"], [*two, "other prompts"]
+    return ", ".join(one), ", ".join(two)
+
+
+def _show(result: ComparisonResult) -> None:
+    """The estimates, one row per score."""
+    rows = []
+    for name, estimate in result.estimates.items():
+        if name == next(iter(result.estimates)):
+            estimate = result.first
+        rows.append(
+            (
+                name,
+                *map(_figure, (estimate.mean_a, estimate.mean_b)),
+                _interval(estimate.difference, estimate.lower, estimate.upper),
+                _interval(
+                    estimate.variance_ratio, estimate.variance_ratio_lower, estimate.variance_ratio_upper
+                ),
+                _figure(estimate.correlation),
+                _figure(estimate.samples_saved),
+            )
+        )
+    header = ("score", "A", "B", "A − B", "variance ratio", "correlation", "samples saved")
+    print_table(f"A: {result.names[0]}   B: {result.names[1]}", rows, header=header)
+    why = {
+        "all pairs": "all pairs were made",
+        "difference": "stopped: the interval excludes 0",
+        "width": "stopped: the interval is narrow enough",
+    }
+    print(f"{result.pairs} of {result.total} pairs, coupling {result.coupling}; {why[result.stopped]}")
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _interval(value: float | None, lower: float | None, upper: float | None) -> str:
+    return f"{_figure(value)} ({_figure(lower)} to {_figure(upper)})"
