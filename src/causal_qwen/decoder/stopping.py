@@ -230,6 +230,13 @@ class TextStream:
         text = self.decode(self.written + self.pending)
         if text.endswith("\ufffd") and len(self.pending) < self.patience:
             return ""
+        return self._handed_out(text)
+
+    def end(self) -> str:
+        """What has waited, complete or not."""
+        return self._handed_out(self.decode(self.written + self.pending)) if self.pending else ""
+
+    def _handed_out(self, text: str) -> str:
         known = len(self.decode(self.written)) if self.written else 0
         self.written, self.pending = self.pending, []
         return text[known:]

@@ -7,7 +7,6 @@ text.
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TopKLogitsWarper
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
+from causal_qwen.generation.processors import TopK
+from causal_qwen.generation.protocol import Processors
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import exact, without_num_row
@@ -120,7 +120,7 @@ class Decision:
         causes: Causes,
         input_ids: Tensor,
         position: int,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> Choice:
         """Decide one position for every row.
 
@@ -195,7 +195,7 @@ class Decision:
         readout: ReadOut,
         causes: Causes,
         input_ids: Tensor,
-        processors: LogitsProcessorList,
+        processors: Processors,
         cause: Callable[[], Cauchy],
     ) -> Choice:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
@@ -221,7 +221,7 @@ class Decision:
         loc_U: Tensor | None,
         U0: Cauchy,
         input_ids: Tensor,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """(loc_S + adjustment − C)/scale_S over all tokens, its argmax and, with processors, the logits;
         ``loc_U`` is where these are, if not at U's location.
@@ -244,7 +244,7 @@ class Decision:
         u: Tensor,
         loc_U: Tensor,
         input_ids: Tensor,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """W u + b + adjustment for concrete causes u, its argmax and, with processors, the logits, which come
         from the same read of W.
@@ -271,7 +271,7 @@ class Decision:
         return torch.stack([rows[id(individual)] for individual in self.individuals]).to(like.device)
 
 
-def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tensor) -> Tensor:
+def _processed(processors: Processors, input_ids: Tensor, logits: Tensor) -> Tensor:
     """``logits`` after all processors, called as the list calls them but without looking at their signatures
     at every token. With any, it is another tensor: some write into what they are given.
     """
@@ -281,8 +281,7 @@ def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tenso
     return processed
 
 
-def _only_top_k(processors: LogitsProcessorList) -> int | None:
+def _only_top_k(processors: Processors) -> int | None:
     """k, where nothing else is asked for, as transformers samples by default: only k tokens need scores."""
     first = processors[0]
-    alone = len(processors) == 1 and type(first) is TopKLogitsWarper and first.filter_value == -math.inf
-    return first.top_k if alone else None
+    return first.k if len(processors) == 1 and isinstance(first, TopK) else None

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
 
-from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.data import Prompt, prompt_batch, prompt_row
-from causal_qwen.decoder import Engine
-from causal_qwen.decoder.stopping import RowMonitor, StopReason, as_conditions
-from causal_qwen.generation import NumberStreamer
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.decoder.stopping import RowMonitor, StopReason, TextStream, as_conditions
 from causal_qwen.generation.decoding import GeneratedNumber
+from causal_qwen.generation.streaming import SpellsNumbers
 from causal_qwen.individual import Individual
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.prompting.settings import Settings
+
+if TYPE_CHECKING:
+    from causal_qwen.causal_lm import CausalLM
+    from causal_qwen.native_model import NativeModel
 
 __all__ = ["Answer", "Speaker", "before_stop"]
 
@@ -61,9 +63,9 @@ class Speaker:
     """
 
     def __init__(
-        self, model: CausalLM, processor: CausalQwen2Processor, engine: Engine | None = None
+        self, model: CausalLM | NativeModel, processor: NumberProcessor, engine: Engine | None = None
     ) -> None:
-        self.model, self.processor, self.engine = model, processor, engine
+        self.model, self.processor, self.engine = model, processor, engine or model.engine
         ends = model.generation_config.eos_token_id
         self._eos = frozenset([ends] if isinstance(ends, int) else ends or ())
 
@@ -130,7 +132,7 @@ class Speaker:
         outputs = self.model.generate(
             **inputs,
             **options,
-            stopping_criteria=StoppingCriteriaList([ends]),
+            stopping_criteria=[ends],
             streamer=None if tell is None else _Pieces(self.processor, settings.stop, tell),
             return_dict_in_generate=True,
         )
@@ -180,7 +182,7 @@ def _pad_with_own_tokens(inputs: dict[str, Any]) -> None:
     inputs["input_ids"] = torch.where(mask.bool(), ids, first)
 
 
-class _Ends(StoppingCriteria):
+class _Ends:
     """Where each row ends, and why.
 
     Args:
@@ -209,7 +211,7 @@ class _Ends(StoppingCriteria):
         return torch.tensor(ended, device=input_ids.device)
 
 
-class _Pieces(NumberStreamer):
+class _Pieces(SpellsNumbers):
     """Hands on text as it comes, up to a stop string; what may become one is held back.
 
     Args:
@@ -218,20 +220,30 @@ class _Pieces(NumberStreamer):
         tell: Takes the pieces.
     """
 
-    def __init__(
-        self, processor: CausalQwen2Processor, stop: Sequence[str], tell: Callable[[str], None]
-    ) -> None:
-        super().__init__(processor, skip_prompt=True, skip_special_tokens=True)
+    def __init__(self, processor: NumberProcessor, stop: Sequence[str], tell: Callable[[str], None]) -> None:
+        self.spelling = processor.spelling
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        self.stream = TextStream(lambda ids: processor.tokenizer.decode(ids, **options))
         self.stop, self.tell = stop, tell
-        self.held, self.stopped = "", False
+        self.held, self.stopped, self.began = "", False, False
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Take the next piece of text."""
+    def put(self, value: Tensor) -> None:
+        """Take the prompt, which is not told, then tokens."""
+        if self.began:
+            for token in value.flatten().tolist():
+                self._take(self.stream.push(token))
+        self.began = True
+
+    def end(self) -> None:
+        """Tell what has waited."""
+        self._take(self.stream.end(), last=True)
+
+    def _take(self, text: str, *, last: bool = False) -> None:
         if self.stopped:
             return
         cut, self.stopped = before_stop(self.held + text, self.stop)
         keep = len(cut)
-        if not (self.stopped or stream_end):
+        if not (self.stopped or last):
             keep = min(
                 (start for one in self.stop for start in range(len(cut)) if one.startswith(cut[start:])),
                 default=len(cut),
