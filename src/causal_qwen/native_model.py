@@ -147,19 +147,12 @@ class NativeModel(CausalReading):
         defaults: GenerationDefaults,
     ) -> None:
         self.config, self.engine, self.generation_config = config, engine, defaults
-        with torch.device("meta"):
-            self.numeric_embedding, self.abduction, self.action = make_heads(config)
+        self.numeric_embedding, self.abduction, self.action = make_heads(config)
         for name in ("numeric_embedding", "abduction", "action"):
-            own = {
-                key.removeprefix(f"{name}."): value for key, value in heads.items() if key.startswith(name)
-            }
             head: torch.nn.Module = getattr(self, name)
+            own = {key.removeprefix(f"{name}."): one for key, one in heads.items() if key.startswith(name)}
             head.load_state_dict(own, assign=True)
             head.requires_grad_(False)
-            for key, buffer in head.named_buffers():  # of a number head that has no folds
-                if buffer.is_meta:
-                    module, _, attribute = key.rpartition(".")
-                    setattr(head.get_submodule(module), attribute, torch.zeros(buffer.shape))
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from torch import Tensor
 from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt
 from causal_qwen.data.reading import Example, Reading
 from causal_qwen.data.rows import BadRows, Source
-from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.labels import IGNORE_INDEX
 from causal_qwen.number_processor import NumberProcessor
 
 __all__ = [

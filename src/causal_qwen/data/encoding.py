@@ -16,7 +16,7 @@ from torch import Tensor
 from causal_qwen.data.chats import Chat
 from causal_qwen.data.reading import ASSISTANT, Example, Reading
 from causal_qwen.data.rows import BadRows, Source
-from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.labels import IGNORE_INDEX
 from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.numbers import Number, scan
 
