@@ -155,6 +155,25 @@ class NativeModel(CausalReading):
             head.requires_grad_(False)
 
     @property
+    def training(self) -> bool:
+        """Never: there is nothing to train."""
+        return False
+
+    def eval(self) -> NativeModel:
+        """Itself, as it always is."""
+        return self
+
+    def train(self, mode: bool = True) -> NativeModel:
+        """Itself, if it is not to be trained.
+
+        Raises:
+            ValueError: If it is.
+        """
+        if mode:
+            raise ValueError("a packed model cannot be trained; load it with load_model")
+        return self
+
+    @property
     def device(self) -> torch.device:
         """The CPU."""
         return torch.device("cpu")

@@ -221,9 +221,10 @@ def parts(
         raise ValueError(f"precision is {precision!r}; choose one of {', '.join(get_args(Precision))}")
 
     def matrix(name: str, weight: Tensor, *, vocabulary: bool = False) -> Iterator[tuple[str, Tensor]]:
-        packed = Matrix(weight.detach().to(getattr(torch, precision, torch.float32)))
         if precision in BITS:
             packed = quantise(weight.detach(), 8 if vocabulary else BITS[precision])
+        else:
+            packed = Matrix(weight.detach().to(getattr(torch, precision)))
         for field, part in zip(Matrix._fields, packed, strict=True):
             if part is not None:
                 yield f"{name}.{field}", part

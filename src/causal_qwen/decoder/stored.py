@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -71,9 +71,9 @@ def write_stored(path: Path, tensors: Iterable[tuple[str, Tensor]], facts: Mappi
             position = 0
             for title, tensor in tensors:
                 values = tensor.detach().contiguous().reshape(-1)
-                content = memoryview(values.view(torch.uint8).numpy())
-                file.write(content)
-                end = position + len(content)
+                content = values.view(torch.uint8)
+                file.write(content.numpy().data)
+                end = position + content.numel()
                 header[title] = _entry(NAMES[tensor.dtype], list(tensor.shape), position, end)
                 position = end + -end % ALIGNMENT
                 if position > end:
@@ -101,11 +101,10 @@ def open_stored(path: Path) -> Stored | None:
     """What a file holds, mapped; None if there is none, or it is damaged, cut off or of another version."""
     try:
         storage = _mapped(path)
-        start = bytes(storage[:LENGTH_BYTES].tolist())
-        if int.from_bytes(start, "little") != HEADER_BYTES - LENGTH_BYTES:
+        start = _view(storage, _entry("U8", [HEADER_BYTES], 0, HEADER_BYTES), first=0).numpy().tobytes()
+        if int.from_bytes(start[:LENGTH_BYTES], "little") != HEADER_BYTES - LENGTH_BYTES:
             return None
-        with path.open("rb") as file:
-            header = json.loads(file.read(HEADER_BYTES)[LENGTH_BYTES:])
+        header = json.loads(start[LENGTH_BYTES:])
         facts: dict[str, str] = header["__metadata__"]
         if facts.pop("checksum") != _checksum(header) or facts["format"] != FORMAT:
             return None
@@ -127,8 +126,8 @@ def _entry(kind: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
 
 def _mapped(path: Path) -> torch.UntypedStorage:
     """The file, mapped; what is written to it in memory stays there."""
-    storage: torch.UntypedStorage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
-    return storage
+    storage: Any = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+    return cast(torch.UntypedStorage, storage)
 
 
 def _sum(storage: torch.UntypedStorage, size: int) -> int:
@@ -137,12 +136,13 @@ def _sum(storage: torch.UntypedStorage, size: int) -> int:
     return int(words.sum().item())
 
 
-def _view(storage: torch.UntypedStorage, entry: Mapping[str, Any]) -> Tensor:
+def _view(storage: torch.UntypedStorage, entry: Mapping[str, Any], first: int = HEADER_BYTES) -> Tensor:
+    """The tensor of an entry, whose offsets count from byte ``first``."""
     dtype, shape = TYPES[entry["dtype"]], torch.Size(entry["shape"])
-    first, last = entry["data_offsets"]
-    if last - first != shape.numel() * dtype.itemsize:
-        raise ValueError(f"{shape} entries of {dtype} in {last - first} bytes")
-    offset = (HEADER_BYTES + first) // dtype.itemsize
+    start, end = entry["data_offsets"]
+    if end - start != shape.numel() * dtype.itemsize:
+        raise ValueError(f"{shape} entries of {dtype} in {end - start} bytes")
+    offset = (first + start) // dtype.itemsize
     view: Tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape)  # type: ignore[call-overload]
     return view
 
