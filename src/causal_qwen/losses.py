@@ -16,10 +16,10 @@ from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.heads import token_scores
 from causal_qwen.kernels.negatives import draw_candidates
 from causal_qwen.kernels.ovr import Scores, ovr_sum
+from causal_qwen.labels import IGNORE_INDEX
 
 __all__ = ["IGNORE_INDEX", "OvrImpl", "number_gate", "number_loss", "ovr_loss", "ovr_terms"]
 
-IGNORE_INDEX = -100
 OvrImpl = Literal["reference", "fused", "sampled"]
 
 

@@ -59,7 +59,7 @@ def command(
     overwrite: shared.Overwrite = False,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "transformers",
+    engine: shared.Engine = "auto",
     as_json: shared.AsJson = False,
 ) -> None:
     """Continue a text, or answer a message, deciding by causes; or do so for a file of prompts."""

@@ -28,11 +28,14 @@ Dtype = Annotated[
 ]
 Precision = Annotated[
     models.Precision,
-    typer.Option(help="Precision of the weights; int8 and int4 need --engine native."),
+    typer.Option(help="Precision of the weights; int8 and int4 are the native engine's."),
 ]
 Engine = Annotated[
-    Literal["transformers", "native"],
-    typer.Option(help="native is our own compiled decoder, for the CPU; the tokens are the same."),
+    models.EngineName,
+    typer.Option(
+        help="native is our own compiled decoder, for the CPU; auto takes it where it serves. The tokens are "
+        "the same."
+    ),
 ]
 Push = Annotated[str | None, typer.Option("--push", help="Upload the result to this repository of a hub.")]
 NewTokens = Annotated[int, typer.Option(help="Tokens to add at most, to each text.", min=1)]

@@ -62,7 +62,7 @@ def command(
     overwrite: shared.Overwrite = False,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "transformers",
+    engine: shared.Engine = "auto",
     as_json: shared.AsJson = False,
 ) -> None:
     """Predict the number that comes next in each row, with an interval; an interrupted run is continued."""

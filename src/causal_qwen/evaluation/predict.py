@@ -9,14 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.data.rows import Row
 from causal_qwen.decoder.engine import Engine
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.number_processor import NumberProcessor
+
+if TYPE_CHECKING:
+    from causal_qwen.causal_lm import CausalLM
+    from causal_qwen.native_model import NativeModel
 
 __all__ = ["COLUMNS", "Prediction", "column_of", "predict"]
 
@@ -83,8 +86,8 @@ class _Question(NamedTuple):
 
 
 def predict(
-    model: CausalLM,
-    processor: CausalQwen2Processor,
+    model: CausalLM | NativeModel,
+    processor: NumberProcessor,
     source: Source,
     *,
     reading: Reading | None = None,
@@ -134,8 +137,8 @@ def predict(
 
 
 def _questions(
-    model: CausalLM,
-    processor: CausalQwen2Processor,
+    model: CausalLM | NativeModel,
+    processor: NumberProcessor,
     source: Source,
     reading: Reading,
     bad_rows: BadRows,

@@ -13,7 +13,7 @@ from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.context import check_context
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.engine import Engine
-from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.protocol import CausalHeads
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import EXPONENT_BOUND, exact
@@ -33,7 +33,7 @@ class NativeFeatures:
         ValueError: If the engine was made from another model.
     """
 
-    def __init__(self, model: CausalModel, engine: Engine) -> None:
+    def __init__(self, model: CausalHeads, engine: Engine) -> None:
         sizes = [(c.hidden_size, c.num_hidden_layers, c.vocab_size) for c in (model.config, engine.config)]
         if sizes[0] != sizes[1]:
             raise ValueError(
@@ -71,7 +71,7 @@ class NativeCauses:
     """
 
     @torch.no_grad()
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalHeads) -> None:
         self._abduction = model.abduction
         self._scale_U0 = exact(magnitude(model.abduction.common_scale))
         maps, bias = model.abduction.stacked()
@@ -116,7 +116,7 @@ class NativeStepper:
 
     @torch.no_grad()
     def __init__(
-        self, model: CausalModel, engine: Engine, attention_mask: Tensor | None, *, max_length: int
+        self, model: CausalHeads, engine: Engine, attention_mask: Tensor | None, *, max_length: int
     ) -> None:
         self.features = NativeFeatures(model, engine)
         self.model, self.engine = model, engine
