@@ -1,6 +1,10 @@
 """Tiny models with random weights, and a tiny tokenizer: for unit tests only."""
 
+import atexit
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -20,6 +24,14 @@ from transformers import (
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor, convert
 from causal_qwen.conversion import Base, bundled_text
 from causal_qwen.conversion.vocabulary import choose_num_token
+from causal_qwen.directories import cache_directory
+
+# Packed tiny models go with the session; native code that is built stays where it is for everybody.
+CACHE = Path(tempfile.mkdtemp(prefix="causal-qwen-cache-"))
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+(cache_directory() / "compiled").mkdir(parents=True, exist_ok=True)
+(CACHE / "compiled").symlink_to((cache_directory() / "compiled").resolve())
+os.environ["CAUSAL_QWEN_CACHE"] = str(CACHE)
 
 TINY = {
     "vocab_size": 300,

@@ -67,6 +67,7 @@ KEYS = {
     "sampled_finetune": ({"final_loss_ratio", "fused", "sampled"},),
     "sampling_frontier": (SETTINGS,),
     "scan_numbers": ({"sizes_mb", "cases"},),
+    "serve": ({"throughput_ratio_16", "ttft_p95_s", "failed", "mismatched", "rss_growth_mb", "siege"},),
     "simulation": ({"runs"},),
     "tables": ({"tables", "free_text_wins"},),
     "training": (TRAINING,),

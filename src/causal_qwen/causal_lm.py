@@ -4,8 +4,6 @@ Backbone, vocabulary matrix, caches and attention are those of the base's class 
 mixed into it and states the difference. It knows no family of models, nor how one is converted or calibrated.
 """
 
-from collections.abc import Mapping
-
 import torch
 import transformers.initialization as init
 from torch import Tensor, nn
@@ -14,28 +12,24 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from causal_qwen.auto_module import SavedWithModule
-from causal_qwen.cauchy import Cauchy, magnitude
-from causal_qwen.decoder.engine import Engine
+from causal_qwen.cauchy import Cauchy
+from causal_qwen.causal_reading import CausalReading
 from causal_qwen.generation.mixin import CausalGenerationMixin
-from causal_qwen.generation.native import NativeFeatures
-from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import (
     AbductionNetwork,
     ActionNetwork,
     NumericEmbedding,
     exact,
-    token_scores,
+    make_heads,
     without_num_row,
 )
-from causal_qwen.intervals import read_numbers
 from causal_qwen.losses import IGNORE_INDEX, number_gate, number_loss, ovr_loss
-from causal_qwen.outputs import CausalLMOutput, NumberPrediction
-from causal_qwen.value_space import ValueSpace
+from causal_qwen.outputs import CausalLMOutput
 
 __all__ = ["CausalLM", "shifted"]
 
 
-class CausalLM(SavedWithModule, CausalGenerationMixin):
+class CausalLM(SavedWithModule, CausalReading, CausalGenerationMixin):
     """Abduction (z → U), action (U → S, Y) and numbers as numbers; goes before a ForCausalLM of transformers.
 
     ``lm_head.weight`` is W, of shape (V, D): tied to the embedding where the base ties it, and never copied.
@@ -48,21 +42,7 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         super().__init__(config)
         if config.causal_size != config.hidden_size:
             self.lm_head = nn.Linear(config.causal_size, config.vocab_size, bias=False)
-        self.numeric_embedding = NumericEmbedding(
-            config.hidden_size,
-            encoding=config.numeric_encoding,
-            learn_direction=config.learn_numeric_direction,
-        )
-        self.abduction = AbductionNetwork(
-            config.hidden_size, config.causal_size, scale_activation=config.scale_activation
-        )
-        self.action = ActionNetwork(
-            config.vocab_size,
-            config.causal_size,
-            learn_threshold=config.learn_threshold,
-            folds=config.number_folds,
-            support_rank=config.number_support,
-        )
+        self.numeric_embedding, self.abduction, self.action = make_heads(config)
         # The parent's post_init ran before these modules existed; what it has initialised is left alone.
         self.post_init()
 
@@ -96,11 +76,6 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             )
         else:
             super()._init_weights(module)
-
-    @property
-    def value_space(self) -> ValueSpace:
-        """Where this model's numbers live."""
-        return ValueSpace(self.config.value_space, self.config.value_center, self.config.value_spread)
 
     @can_return_tuple
     def forward(
@@ -230,37 +205,6 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
         bias = self.action.bias.to(logits.dtype)
         return logits + bias if torch.is_grad_enabled() else logits.add_(bias)
 
-    def prob_num(self, U: Cauchy, U0: Cauchy, engine: Engine | None = None) -> Tensor:
-        """P_<NUM> = P(S_<NUM> > C_<NUM>) for U' (..., D), from one row of W, or of the engine's."""
-        row, action = slice(self.config.num_token_id, self.config.num_token_id + 1), self.action
-        weight = self.lm_head.weight[row] if engine is None else engine.weights.head.rows(row).dense()
-        bias, balance = exact(action.bias[row]), exact(magnitude(action.balance[row]))
-        S = token_scores(U, U0, weight, bias=bias, balance=balance)
-        return S.sf(exact(action.threshold[row])).squeeze(-1)
-
-    def causes(self, batch: Mapping[str, Tensor], engine: Engine | None = None) -> Causes:
-        """U (B, T, D) and U₀ (B, T) of whole texts, by the backbone itself or by an engine made from it.
-
-        Args:
-            batch: What forward takes; an engine reads ``input_ids``, ``attention_mask`` and
-                ``numeric_values``.
-            engine: Runs the backbone on the CPU, in its own precision; the heads stay this model's.
-
-        Raises:
-            ValueError: If the engine is another model's, or cannot read an entry of the batch.
-        """
-        if engine is None:
-            outputs = self(**batch, output_logits=False, use_cache=False)
-            return Causes(outputs.U, outputs.U0)
-        entries = dict(batch)
-        read = [entries.pop(name, None) for name in ("input_ids", "attention_mask", "numeric_values")]
-        if entries:
-            raise ValueError(
-                f"the native engine reads tokens, masks and values, not {', '.join(sorted(entries))}; "
-                "leave them out, or evaluate without engine="
-            )
-        return Causes(*self.abduction(NativeFeatures(self, engine)(*read)))
-
     def causal_loss(
         self,
         U: Cauchy,
@@ -350,39 +294,6 @@ class CausalLM(SavedWithModule, CausalGenerationMixin):
             self.prob_num(U[is_num], U0[is_num]), alpha=config.gate_alpha, gradient=config.gate_gradient
         )
         return number_loss(Y[is_num], target, gate, num_items=num_items)
-
-    @torch.no_grad()
-    def predict_number(
-        self,
-        batch: Mapping[str, Tensor],
-        level: float = 0.9,
-        *,
-        raw: bool = False,
-        engine: Engine | None = None,
-    ) -> NumberPrediction:
-        """The number that would come next in each row: g⁻¹(loc_Y) and g⁻¹(loc_Y ± multiple·scale_Y).
-
-        Args:
-            batch: ``input_ids`` and, where there are any, ``attention_mask`` (padding on either side) and
-                ``numeric_values``.
-            level: Probability of the interval, in (0, 1).
-            raw: Whether the interval is the Cauchy law's own, not the calibrated one (``conformal_scores``).
-            engine: Runs the backbone, as in `causes`.
-        """
-        if self.config.num_token_id is None:
-            raise ValueError("this model has no <NUM> token; `convert` its base first")
-        causes = self.causes(batch, engine)
-        rows, length = causes.U0.loc.shape
-        row = torch.arange(rows, device=causes.U0.loc.device)
-        last = torch.full_like(row, length - 1)
-        if batch.get("attention_mask") is not None:
-            last -= batch["attention_mask"].flip(-1).argmax(-1).to(last.device)
-        U_noisy = self.action.exogenous(causes.U)
-        # The number of every position, as in forward: a product of other rows is rounded otherwise.
-        U_noisy, U0, Y = (law[row, last] for law in (U_noisy, causes.U0, self.action.numbers(U_noisy)))
-        n = read_numbers(self.action, self.config, U_noisy, Y, level, raw=raw)
-        prob_num = self.prob_num(U_noisy, U0, engine)
-        return NumberPrediction(n.median, n.lower, n.upper, prob_num, level, n.extrapolates)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As the base's, with b, balance and C following W."""

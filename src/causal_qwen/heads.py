@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ __all__ = [
     "ActionNetwork",
     "NumericEmbedding",
     "exact",
+    "make_heads",
     "token_scores",
     "without_num_row",
 ]
@@ -359,3 +360,23 @@ class ActionNetwork(nn.Module):
             parameter = getattr(self, name)
             resized = torch.cat([parameter[:kept], tail.to(parameter)])
             setattr(self, name, nn.Parameter(resized, requires_grad=parameter.requires_grad))
+
+
+def make_heads(config: Any) -> tuple[NumericEmbedding, AbductionNetwork, ActionNetwork]:
+    """The heads that a configuration with the fields of `CausalFields` describes."""
+    numeric_embedding = NumericEmbedding(
+        config.hidden_size,
+        encoding=config.numeric_encoding,
+        learn_direction=config.learn_numeric_direction,
+    )
+    abduction = AbductionNetwork(
+        config.hidden_size, config.causal_size, scale_activation=config.scale_activation
+    )
+    action = ActionNetwork(
+        config.vocab_size,
+        config.causal_size,
+        learn_threshold=config.learn_threshold,
+        folds=config.number_folds,
+        support_rank=config.number_support,
+    )
+    return numeric_embedding, abduction, action

@@ -24,9 +24,11 @@ from causal_qwen.heads import ActionNetwork
 from causal_qwen.value_space import ValueSpace
 
 __all__ = [
+    "LARGEST_SHIFT",
     "Numbers",
     "cv_plus",
     "farthest",
+    "give_up_where_moved",
     "interval",
     "interval_kind",
     "leverage",
@@ -35,6 +37,8 @@ __all__ = [
     "report",
 ]
 
+# Of a number in another precision, in widths of its 90% interval: what is less does not matter.
+LARGEST_SHIFT = 0.1
 # (n + 1)·level is meant as a decimal number: 100·0.29 must not become 29.000000000000004 and then rank 30.
 DIGITS = 9
 # Medians and interval ends stay within this many times the range of the training numbers, around its middle.
@@ -186,3 +190,21 @@ def interval_kind(config: Any) -> str:
 def _rank(level: float, count: int) -> int:
     central_multiple(level)  # names a level that is none
     return max(math.ceil(round((count + 1) * level, DIGITS)), 1)
+
+
+def give_up_where_moved(config: Any, precision: str) -> str | None:
+    """Drop the calibration of a model whose numbers a precision moves too far, and say so.
+
+    Args:
+        config: The model's, which knows by how much since it was trained; changed in place.
+        precision: "bfloat16", "int8", …
+    """
+    shift = (config.precision_shifts or {}).get(precision, 0.0)
+    if shift <= LARGEST_SHIFT or config.conformal_scores is None:
+        return None
+    for name in ("scores", "folds", "edges", "groups"):
+        setattr(config, f"conformal_{name}", None)
+    return (
+        f"in {precision} this model's numbers move by {shift:.2g} widths of their 90% interval: "
+        "intervals are those of the Cauchy law, not calibrated; float32 has those of training"
+    )

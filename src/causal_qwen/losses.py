@@ -17,10 +17,10 @@ from causal_qwen.heads import token_scores
 from causal_qwen.kernels.negatives import draw_candidates
 from causal_qwen.kernels.ovr import Scores, ovr_sum
 from causal_qwen.kernels.rivals import rivals_of
+from causal_qwen.labels import IGNORE_INDEX
 
 __all__ = ["IGNORE_INDEX", "OvrImpl", "balanced_cause", "number_gate", "number_loss", "ovr_loss", "ovr_terms"]
 
-IGNORE_INDEX = -100
 OvrImpl = Literal["reference", "fused", "sampled"]
 HALVINGS = 48  # of the bracket of a common cause: as fine as float32
 # −log of a Cauchy tail is steepest x scales beyond the threshold, where 2x·atan2(1, x) = 1.

@@ -1,8 +1,12 @@
 """What programs ask of a tokenizer, answered by a processor, as in ``pipeline(..., tokenizer=processor)``."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["TokenizerFace"]
 

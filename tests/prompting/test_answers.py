@@ -118,6 +118,6 @@ def test_text_that_may_become_a_stop_string_waits(size, text, stop, expected):
     pieces = []
     streamer = _Pieces(tiny_processor(), stop, pieces.append)
     for start in range(0, len(text), size):
-        streamer.on_finalized_text(text[start : start + size])
-    streamer.on_finalized_text("", stream_end=True)
+        streamer._take(text[start : start + size])
+    streamer._take("", last=True)
     assert "".join(pieces) == expected

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from causal_qwen import Individual, counterfactual
+from causal_qwen.counterfactual.comparison import Side, compare
 from causal_qwen.data import prompt_batch
 from causal_qwen.evaluation import predict
 from causal_qwen.prompting import Settings, Speaker
@@ -250,6 +251,34 @@ def test_predictions_are_those_of_the_library(address, desk):
     assert "weight" in wrong.json()["error"]["message"]
     own = post(address, "/v1/predict", rows=[{"prompt": "It costs "}], template="{prompt}").json()
     assert math.isfinite(own["data"][0]["median"])
+
+
+def test_comparison_is_that_of_the_library(address, desk, speaker):
+    a, b = "The first text", "Another text"
+    settings = {"max_new_tokens": 8, "temperature": 0.9}
+    expected = compare(
+        Side(speaker, [a], Settings(**settings)),
+        Side(speaker, [b], Settings(**settings)),
+        individuals=5,
+        scores=["distinct"],
+        seed=3,
+        batch_size=1,
+    ).first
+    body = {"a": {"prompt": a}, "b": {"prompt": b}, "score": "distinct_tokens", "pairs": 5, "seed": 3}
+    body |= {"max_tokens": 8, "temperature": 0.9}
+    whole = post(address, "/v1/compare", **body).json()
+    assert whole["estimate"]["difference"] == pytest.approx(-expected.difference)  # B − A
+    assert whole["estimate"]["lower"] == pytest.approx(-expected.upper)
+    assert [pair["seed"] for pair in whole["pairs"]] == [3, 4, 5, 6, 7]
+    with httpx.stream("POST", f"{address}/v1/compare", json=body | {"stream": True}, timeout=60) as stream:
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    assert [event["object"] for event in events] == ["compare.pair"] * 5 + ["compare.result"]
+    assert events[-1]["pairs"] == whole["pairs"]
+    for score in ("nats", "characters", {"contains": "e"}, "number", "tokens"):
+        other = post(address, "/v1/compare", **body | {"score": score, "coupling": "independent"}).json()
+        assert len(other["pairs"]) == 5
+    refused = post(address, "/v1/compare", **body | {"inference_mode": "compatible"})
+    assert refused.status_code == 400
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

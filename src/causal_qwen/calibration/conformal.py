@@ -20,6 +20,7 @@ from torch import Tensor
 from causal_qwen.calibration.positions import labelled_positions
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM
+from causal_qwen.intervals import LARGEST_SHIFT, give_up_where_moved
 
 __all__ = [
     "FEWEST_SCORES",
@@ -38,8 +39,6 @@ logger = logging.getLogger(__name__)
 FEWEST_SCORES = 20
 # Levels up to 0.999, in a configuration that a person can still open.
 MOST_SCORES = 999
-# Of a number in another precision, in widths of its 90% interval: what is less does not matter.
-LARGEST_SHIFT = 0.1
 
 
 class Scores(NamedTuple):
@@ -85,23 +84,6 @@ def fit_conformal(
         residuals, locs = [torch.empty(0)], [torch.empty(0)]
     kept = keep_scores(torch.cat(residuals), locs=torch.cat(locs), groups=groups, seed=seed)
     kept.keep_in(model.config)
-
-
-def give_up_where_moved(config: Any, precision: str) -> str | None:
-    """Drop the calibration of a model whose numbers a precision moves too far, and say so.
-
-    Args:
-        config: The model's, which knows by how much since it was trained; changed in place.
-        precision: "bfloat16", "int8", …
-    """
-    shift = (config.precision_shifts or {}).get(precision, 0.0)
-    if shift <= LARGEST_SHIFT or config.conformal_scores is None:
-        return None
-    Scores().keep_in(config)
-    return (
-        f"in {precision} this model's numbers move by {shift:.2g} widths of their 90% interval: "
-        "intervals are those of the Cauchy law, not calibrated; float32 has those of training"
-    )
 
 
 def standardised_residuals(Y: Cauchy, target: Tensor) -> Tensor:

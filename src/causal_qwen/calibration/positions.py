@@ -16,6 +16,7 @@ from causal_qwen.cauchy import Cauchy
 from causal_qwen.causal_lm import CausalLM, shifted
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.native_model import NativeModel
 
 __all__ = ["Positions", "labelled_positions"]
 
@@ -42,7 +43,7 @@ class Positions(NamedTuple):
 
 @torch.no_grad()
 def labelled_positions(
-    model: CausalLM, batches: Iterable[Mapping[str, Any]], *, engine: Engine | None = None
+    model: CausalLM | NativeModel, batches: Iterable[Mapping[str, Any]], *, engine: Engine | None = None
 ) -> Iterator[Positions]:
     """Run the model over batches in evaluation mode and yield the positions whose label is not −100.
 
@@ -62,7 +63,7 @@ def labelled_positions(
         model.train(was_training)
 
 
-def _positions(model: CausalLM, batch: Mapping[str, Any], engine: Engine | None) -> Positions:
+def _positions(model: CausalLM | NativeModel, batch: Mapping[str, Any], engine: Engine | None) -> Positions:
     inputs = {
         name: entry.to(model.device) if isinstance(entry, Tensor) else entry for name, entry in batch.items()
     }

@@ -40,7 +40,7 @@ def command(
     seed: shared.Seed = None,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "transformers",
+    engine: shared.Engine = "auto",
 ) -> None:
     """Talk with a model; the same individual answers throughout."""
     quiet_libraries()

@@ -75,9 +75,11 @@ def quiet_libraries() -> None:
     """No library chatter; progress bars only where a person is looking."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, which transformers does
-    from transformers.utils import logging
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
 
-    logging.set_verbosity_error()
+        logging.set_verbosity_error()
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def command(
     on_bad_row: shared.BadRow = "error",
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "transformers",
+    engine: shared.Engine = "auto",
     as_json: shared.AsJson = False,
 ) -> None:
     """Measure a model on labelled data: every metric, and a report with pictures."""

@@ -28,17 +28,20 @@ Dtype = Annotated[
 ]
 Precision = Annotated[
     models.Precision,
-    typer.Option(help="Precision of the weights; int8 and int4 need --engine native."),
+    typer.Option(help="Precision of the weights; int8 and int4 are the native engine's."),
 ]
 Engine = Annotated[
-    Literal["transformers", "native"],
-    typer.Option(help="native is our own compiled decoder, for the CPU; the tokens are the same."),
+    models.EngineName,
+    typer.Option(
+        help="native is our own compiled decoder, for the CPU; auto takes it where it serves. The tokens are "
+        "the same."
+    ),
 ]
 FileEngine = Annotated[
-    Literal["transformers", "native", "vllm"],
+    models.FileEngineName,
     typer.Option(
-        help="native is our own compiled decoder, for the CPU; vllm, for files, needs an environment with "
-        "vLLM. The tokens are the same."
+        help="native is our own compiled decoder, for the CPU; auto takes it where it serves; vllm, "
+        "for files, needs an environment with vLLM. The tokens are the same."
     ),
 ]
 Processes = Annotated[

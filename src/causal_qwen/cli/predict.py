@@ -65,7 +65,7 @@ def command(
     overwrite: shared.Overwrite = False,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.FileEngine = "transformers",
+    engine: shared.FileEngine = "auto",
     processes: shared.Processes = 1,
     shard: shared.ShardText = "0/1",
     as_json: shared.AsJson = False,

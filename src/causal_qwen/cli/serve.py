@@ -46,7 +46,7 @@ def command(
     drain: Annotated[float, typer.Option(help="Seconds for texts to end after SIGTERM.", min=0)] = 30.0,
     device: shared.Device = None,
     dtype: shared.Precision = "auto",
-    engine: shared.Engine = "native",
+    engine: shared.Engine = "auto",
 ) -> None:
     """Serve a model over HTTP, in OpenAI's shapes and in ours, with a page at /."""
     quiet_libraries()
@@ -67,9 +67,7 @@ def command(
     with bound:
         loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
         shown = name or Path(model).name or model
-        desk = Desk(
-            loaded, processor, native, name=shown, precision=dtype, reading=reading, mode=mode, limits=limits
-        )
+        desk = Desk(loaded, processor, native, name=shown, reading=reading, mode=mode, limits=limits)
         app = application(desk, key=key)
         address = f"[{host}]" if ":" in host else host
         note(f"serving {shown} on http://{address}:{bound.getsockname()[1]}")

@@ -12,14 +12,21 @@ from transformers import AutoConfig
 from causal_qwen.calibration import give_up_where_moved
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion.assembly import load_weights
-from causal_qwen.conversion.checkpoints import CAUSAL, guarded, locate, read_checkpoint, read_config
+from causal_qwen.conversion.checkpoints import (
+    CAUSAL,
+    Checkpoint,
+    guarded,
+    locate,
+    read_checkpoint,
+    read_config,
+)
 from causal_qwen.conversion.headers import ConversionError, read_json_object
 from causal_qwen.conversion.sources import load_tokenizer, open_base
 from causal_qwen.conversion.transfer import convert
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["check_device", "load_model", "load_processor"]
+__all__ = ["check_converted", "check_device", "load_model", "load_processor"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +93,26 @@ def check_device(device: torch.device | str | None) -> None:
         raise ValueError(f"device {str(device)!r} is not available; here there is {', '.join(here)}")
 
 
-def _load_converted(name: str, dtype: torch.dtype | str) -> tuple[CausalLM, CausalQwen2Processor]:
+def check_converted(name: str) -> tuple[Checkpoint, CausalQwen2Processor]:
+    """A converted directory, checked as far as it can be without its weights, and its processor.
+
+    Raises:
+        ConversionError: If it is damaged or incomplete, or its parts are of different conversions.
+    """
     checkpoint = read_checkpoint(name)
     processor = _converted_processor(name, checkpoint.path)
-    config: Any = guarded(name, lambda: AutoConfig.from_pretrained(checkpoint.path, local_files_only=True))
-    if processor.num_token_id != config.num_token_id:
+    num_token_id = checkpoint.config.get("num_token_id")
+    if processor.num_token_id != num_token_id:
         raise ConversionError(
-            f"{name}: <NUM> is {processor.num_token_id} in the tokenizer and {config.num_token_id} in "
+            f"{name}: <NUM> is {processor.num_token_id} in the tokenizer and {num_token_id} in "
             "config.json; take both from the same conversion"
         )
+    return checkpoint, processor
+
+
+def _load_converted(name: str, dtype: torch.dtype | str) -> tuple[CausalLM, CausalQwen2Processor]:
+    checkpoint, processor = check_converted(name)
+    config: Any = guarded(name, lambda: AutoConfig.from_pretrained(checkpoint.path, local_files_only=True))
     model = load_weights(name, checkpoint.path, config, dtype)
     return cast(CausalLM, model.eval()), processor
 

@@ -5,20 +5,25 @@ makes ids and values of texts, `batches` makes tensors; `settings` reads recipes
 processor, and no model.
 """
 
-from causal_qwen.data.batches import (
-    Collator,
-    Prompt,
-    batches_of,
-    labelled_batches,
-    prompt_batch,
-    prompt_row,
-    windows_by_length,
-)
-from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
-from causal_qwen.data.files import Files
-from causal_qwen.data.reading import Example, Reading
-from causal_qwen.data.rows import BadRow, BadRows, Source, read_columns, read_rows
-from causal_qwen.data.templates import Passage, Template
+from typing import TYPE_CHECKING
+
+from causal_qwen.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from causal_qwen.data.batches import (
+        Collator,
+        Prompt,
+        batches_of,
+        labelled_batches,
+        prompt_batch,
+        prompt_row,
+        windows_by_length,
+    )
+    from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt, encode_text
+    from causal_qwen.data.files import Files
+    from causal_qwen.data.reading import Example, Reading
+    from causal_qwen.data.rows import BadRow, BadRows, Source, read_columns, read_rows
+    from causal_qwen.data.templates import Passage, Template
 
 __all__ = [
     "BadRow",
@@ -43,3 +48,40 @@ __all__ = [
     "read_rows",
     "windows_by_length",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "causal_qwen.data.batches": (
+            "Collator",
+            "Prompt",
+            "batches_of",
+            "labelled_batches",
+            "prompt_batch",
+            "prompt_row",
+            "windows_by_length",
+        ),
+        "causal_qwen.data.encoding": (
+            "Encoded",
+            "Encoder",
+            "encode_prompt",
+            "encode_text",
+        ),
+        "causal_qwen.data.files": ("Files",),
+        "causal_qwen.data.reading": (
+            "Example",
+            "Reading",
+        ),
+        "causal_qwen.data.rows": (
+            "BadRow",
+            "BadRows",
+            "Source",
+            "read_columns",
+            "read_rows",
+        ),
+        "causal_qwen.data.templates": (
+            "Passage",
+            "Template",
+        ),
+    },
+)

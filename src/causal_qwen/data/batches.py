@@ -16,8 +16,8 @@ from torch import Tensor
 from causal_qwen.data.encoding import Encoded, Encoder, encode_prompt
 from causal_qwen.data.reading import Example, Reading
 from causal_qwen.data.rows import BadRows, Source
-from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.labels import IGNORE_INDEX
+from causal_qwen.number_processor import NumberProcessor
 
 __all__ = [
     "Collator",
@@ -38,7 +38,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 def prompt_batch(
-    processor: CausalQwen2Processor, prompts: Sequence[Prompt], device: torch.device | str = "cpu"
+    processor: NumberProcessor, prompts: Sequence[Prompt], device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
     """What generate() takes of some prompts: input_ids, attention_mask and numeric_values, (B, T) each.
 
@@ -61,7 +61,7 @@ def prompt_batch(
     return {name: batch[name].to(device) for name in names}
 
 
-def prompt_row(processor: CausalQwen2Processor, prompt: Prompt) -> Encoded:
+def prompt_row(processor: NumberProcessor, prompt: Prompt) -> Encoded:
     """Ids and values of one prompt; special tokens in messages stay text.
 
     Raises:
@@ -75,7 +75,7 @@ def prompt_row(processor: CausalQwen2Processor, prompt: Prompt) -> Encoded:
 
 
 def labelled_batches(
-    processor: CausalQwen2Processor,
+    processor: NumberProcessor,
     source: Source,
     *,
     reading: Reading | None = None,
@@ -170,7 +170,7 @@ class Collator:
     padding_side: Literal["left", "right"] = "right"
 
     @classmethod
-    def of(cls, processor: CausalQwen2Processor) -> Collator:
+    def of(cls, processor: NumberProcessor) -> Collator:
         """With the tokenizer's padding, or its end of text; padding is masked, so that any id would do."""
         tokenizer = processor.tokenizer
         padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from causal_qwen.processing_causal_qwen2 import NUM_TOKEN, CausalQwen2Processor
+from causal_qwen.number_processor import NUM_TOKEN, NumberProcessor
 
 __all__ = ["Chat"]
 
@@ -32,7 +32,7 @@ class Chat:
         ValueError: If the messages hold every code point that could be the mark.
     """
 
-    def __init__(self, processor: CausalQwen2Processor, messages: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, processor: NumberProcessor, messages: Sequence[Mapping[str, Any]]) -> None:
         self.processor = processor
         added = processor.tokenizer.added_tokens_decoder.values()
         special = {token.content for token in added if token.special and len(token.content) > 1}

@@ -16,15 +16,15 @@ from torch import Tensor
 from causal_qwen.data.chats import Chat
 from causal_qwen.data.reading import ASSISTANT, Example, Reading
 from causal_qwen.data.rows import BadRows, Source
-from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.labels import IGNORE_INDEX
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.numbers import Number, scan
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["Encoded", "Encoder", "encode_prompt", "encode_text", "numbers_in", "numbers_of"]
 
 
 def encode_text(
-    processor: CausalQwen2Processor,
+    processor: NumberProcessor,
     text: str,
     *,
     begins: bool,
@@ -86,7 +86,7 @@ def numbers_in(text: str, known: Sequence[Number]) -> list[Number]:
     return [*numbers, *known[before:]]
 
 
-def _beginning(processor: CausalQwen2Processor) -> list[int]:
+def _beginning(processor: NumberProcessor) -> list[int]:
     """The special tokens that the tokenizer puts before any text."""
     encoding = processor.tokenizer("a", return_special_tokens_mask=True)
     beginning: list[int] = encoding["input_ids"][: encoding["special_tokens_mask"].index(0)]
@@ -127,7 +127,7 @@ class Encoder:
             is longer is a bad row.
     """
 
-    processor: CausalQwen2Processor
+    processor: NumberProcessor
     reading: Reading = field(default_factory=Reading)
     max_length: int = 512
 
@@ -251,7 +251,7 @@ def _rest(text: str, before: str) -> str:
     return text[len(before) :]
 
 
-def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[str, Encoded]:
+def encode_prompt(processor: NumberProcessor, example: Example) -> tuple[str, Encoded]:
     """The text that is to be continued, and its row, in which nothing is learned.
 
     Args:
@@ -279,7 +279,7 @@ def encode_prompt(processor: CausalQwen2Processor, example: Example) -> tuple[st
     return "".join(piece for piece, _ in pieces), Encoded(ids, values, [IGNORE_INDEX] * len(ids))
 
 
-def _opened(processor: CausalQwen2Processor, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+def _opened(processor: NumberProcessor, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """(text, how its numbers are read) of a chat that awaits its answer; joined, the template's text.
 
     What the assistant said before is read as it was written, where the template lets it be told apart.

@@ -123,11 +123,12 @@ class KVCache:
         """Bytes of all keys and values; equals :func:`kv_cache_bytes`."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
 
-    def begin_with(self, other: KVCache, length: int) -> None:
-        """Take the first ``length`` slots of a cache of one text for every row of this empty one."""
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.keys[:length] = theirs.keys[:length]
-            mine.values[:length] = theirs.values[:length]
+    def repeat(self, other: KVCache, length: int | None = None) -> None:
+        """Take what a cache of one row holds (its first ``length`` slots) for every row of this empty one."""
+        length = other.length if length is None else length
+        for ours, theirs in zip(self.layers, other.layers, strict=True):
+            ours.keys[:length] = theirs.keys[:length]
+            ours.values[:length] = theirs.values[:length]
         self.accept(other.valid[:, :length].expand(self.batch, -1))
 
     def accept(self, valid: Tensor) -> None:

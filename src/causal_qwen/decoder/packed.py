@@ -7,7 +7,7 @@ bits are whole numbers with a scale (and a shift, where it helps) per 32 columns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -21,11 +21,19 @@ from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.kernels.native import GROUP
 from causal_qwen.kernels.products import Matrix, dense_products
 
-__all__ = ["PackedBlock", "PackedWeights", "Precision", "normalise", "pack", "quantise"]
+__all__ = ["PackedBlock", "PackedWeights", "Precision", "normalise", "pack", "parts", "quantise"]
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 BITS = {"int8": 8, "int4": 4}
-MATRICES = ("qkv", "output", "gate_up", "down")  # of a block
+# The matrices of a block, and the layers that each is made of.
+SOURCES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+MATRICES = tuple(SOURCES)
+BLOCK_ROWS = 8192  # of a matrix, widened at one time while it is rounded
 
 
 class PackedBlock(NamedTuple):
@@ -95,6 +103,32 @@ class PackedWeights:
     shift: Tensor | None
     head: Matrix
 
+    @classmethod
+    def of_parts(cls, config: DecoderConfig, tensors: Mapping[str, Tensor]) -> PackedWeights:
+        """From the tensors that `parts` gives.
+
+        Raises:
+            KeyError: If one is missing.
+        """
+
+        def matrix(name: str) -> Matrix:
+            scale, shift = tensors.get(f"{name}.scale"), tensors.get(f"{name}.shift")
+            return Matrix(tensors[f"{name}.weight"], scale, shift)
+
+        def block(prefix: str) -> PackedBlock:
+            fields: dict[str, Any] = {name: tensors.get(f"{prefix}.{name}") for name in PackedBlock._fields}
+            fields |= {name: tensors[f"{prefix}.{name}"] for name in ("attention_gain", "mlp_gain")}
+            return PackedBlock(**fields | {name: matrix(f"{prefix}.{name}") for name in MATRICES})
+
+        embedding = matrix("embedding")
+        return cls(
+            embedding=embedding,
+            blocks=tuple(block(f"blocks.{index}") for index in range(config.num_hidden_layers)),
+            gain=tensors["gain"],
+            shift=tensors.get("shift"),
+            head=matrix("head") if "head.weight" in tensors else embedding,
+        )
+
     @property
     def step_bytes(self) -> int:
         """Bytes that one step has to read: every matrix once, the embedding only as the head."""
@@ -114,7 +148,7 @@ def quantise(weight: Tensor, bits: int = 8) -> Matrix:
 
     A group is scale · q + shift with q over the group's range; in 8 bits also scale · q with |q| ≤ 127, and
     the matrix takes the one with the smaller error. So weights that came from symmetric 8 bits or from 4 bits
-    with a minimum return to where they were, to rounding.
+    with a minimum return to where they were, to rounding. A block of rows is widened at a time.
 
     Raises:
         ValueError: If the columns do not make whole groups (in 4 bits, pairs of them).
@@ -125,26 +159,54 @@ def quantise(weight: Tensor, bits: int = 8) -> Matrix:
         raise ValueError(
             f"int{bits} takes {whole} columns at a time, and a matrix has {weight.shape[1]}: use {remedy}"
         )
-    wide = weight.float().unflatten(-1, (-1, GROUP))  # (rows, G, 32)
-    tiny = torch.finfo(torch.float32).tiny
+    blocks = (block.float().unflatten(-1, (-1, GROUP)) for block in weight.split(BLOCK_ROWS))  # (rows, G, 32)
+    if bits == 4:
+        return _joined([_by_range(block, bits)[0] for block in blocks])
+    pairs = [(_by_range(block), _by_size(block)) for block in blocks]
+    by_range, by_size = (list(zip(*kind, strict=True)) for kind in zip(*pairs, strict=True))
+    return _joined(by_size[0] if sum(by_size[1]) <= sum(by_range[1]) else by_range[0])
+
+
+def _by_range(wide: Tensor, bits: int = 8) -> tuple[Matrix, float]:
+    """Each group from its least to its largest entry, (rows, G, 32), and the squared error."""
     low, high = wide.aminmax(dim=-1)
-    span = (high - low).clamp(min=tiny) / (2**bits - 1)
+    span = (high - low).clamp(min=torch.finfo(torch.float32).tiny) / (2**bits - 1)
     levels = ((wide - low[..., None]) / span[..., None]).round_()
     if bits == 4:
-        return Matrix.from_levels(levels, bits, span, low)
+        return Matrix.from_levels(levels, bits, span, low), 0.0
     shift = low + 128 * span
     levels -= 128
-    scale = wide.abs().amax(-1).clamp(min=tiny) / 127
-    plain = (wide / scale[..., None]).round_()
-    error = (plain * scale[..., None] - wide).square().sum()
-    if error <= (levels * span[..., None] + shift[..., None] - wide).square().sum():
-        return Matrix.from_levels(plain, bits, scale)
-    return Matrix.from_levels(levels, bits, span, shift)
+    error = (levels * span[..., None] + shift[..., None] - wide).square().sum()
+    return Matrix.from_levels(levels, bits, span, shift), error.item()
+
+
+def _by_size(wide: Tensor) -> tuple[Matrix, float]:
+    """Each group between ± its largest magnitude, (rows, G, 32), in 8 bits, and the squared error."""
+    scale = wide.abs().amax(-1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    levels = (wide / scale[..., None]).round_()
+    error = (levels * scale[..., None] - wide).square().sum()
+    return Matrix.from_levels(levels, 8, scale), error.item()
+
+
+def _joined(blocks: Sequence[Matrix]) -> Matrix:
+    weight, scale, shift = (
+        None if parts[0] is None else torch.cat([part for part in parts if part is not None])
+        for parts in zip(*blocks, strict=True)
+    )
+    assert weight is not None  # of a Matrix
+    return Matrix(weight, scale, shift)
+
+
+def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Precision) -> PackedWeights:
+    """The weights of a decoder, packed; arguments and errors as for `parts`."""
+    return PackedWeights.of_parts(config, dict(parts(config, tensors, precision=precision)))
 
 
 @torch.no_grad()
-def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Precision) -> PackedWeights:
-    """The weights of a decoder, packed.
+def parts(
+    config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Precision
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `PackedWeights` by name, one after the other, so that they need not be together.
 
     Args:
         config: The decoder's.
@@ -158,44 +220,36 @@ def pack(config: DecoderConfig, tensors: Mapping[str, Tensor], *, precision: Pre
     if precision not in get_args(Precision):
         raise ValueError(f"precision is {precision!r}; choose one of {', '.join(get_args(Precision))}")
 
-    def matrix(weight: Tensor, *, vocabulary: bool = False) -> Matrix:
+    def matrix(name: str, weight: Tensor, *, vocabulary: bool = False) -> Iterator[tuple[str, Tensor]]:
         if precision in BITS:
-            return quantise(weight.detach(), 8 if vocabulary else BITS[precision])
-        return Matrix(weight.detach().to(getattr(torch, precision)), None)
+            packed = quantise(weight.detach(), 8 if vocabulary else BITS[precision])
+        else:
+            packed = Matrix(weight.detach().to(getattr(torch, precision)))
+        for field, part in zip(Matrix._fields, packed, strict=True):
+            if part is not None:
+                yield f"{name}.{field}", part
 
-    def vector(name: str) -> Tensor | None:
-        return tensors[name].detach().float() if name in tensors else None
+    def vectors(name: str, *sources: str) -> Iterator[tuple[str, Tensor]]:
+        present = [tensors[source].detach().float() for source in sources if source in tensors]
+        if present:
+            yield name, torch.cat(present) if len(present) > 1 else present[0]
 
-    def fused(prefix: str, names: tuple[str, ...]) -> tuple[Matrix, Tensor | None]:
-        weights = [tensors[f"{prefix}.{name}.weight"] for name in names]
-        biases = [vector(f"{prefix}.{name}.bias") for name in names]
-        present = [bias for bias in biases if bias is not None]
-        return matrix(torch.cat(weights)), torch.cat(present) if present else None
-
-    def block(prefix: str) -> PackedBlock:
-        attention, mlp = f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"
-        return PackedBlock(
-            tensors[f"{attention}.weight"].detach().float(),
-            vector(f"{attention}.bias"),
-            *fused(f"{prefix}.self_attn", ("q_proj", "k_proj", "v_proj")),
-            vector(f"{prefix}.self_attn.q_norm.weight"),
-            vector(f"{prefix}.self_attn.k_norm.weight"),
-            *fused(f"{prefix}.self_attn", ("o_proj",)),
-            tensors[f"{mlp}.weight"].detach().float(),
-            vector(f"{mlp}.bias"),
-            *fused(f"{prefix}.mlp", ("gate_proj", "up_proj")),
-            *fused(f"{prefix}.mlp", ("down_proj",)),
-        )
-
-    embedding = matrix(tensors["embed_tokens.weight"], vocabulary=True)
-    tied = config.tie_word_embeddings or "lm_head.weight" not in tensors
-    return PackedWeights(
-        embedding=embedding,
-        blocks=tuple(block(f"layers.{index}") for index in range(config.num_hidden_layers)),
-        gain=tensors["norm.weight"].detach().float(),
-        shift=vector("norm.bias"),
-        head=embedding if tied else matrix(tensors["lm_head.weight"], vocabulary=True),
-    )
+    yield from matrix("embedding", tensors["embed_tokens.weight"], vocabulary=True)
+    if not config.tie_word_embeddings and "lm_head.weight" in tensors:
+        yield from matrix("head", tensors["lm_head.weight"], vocabulary=True)
+    yield from vectors("gain", "norm.weight")
+    yield from vectors("shift", "norm.bias")
+    for index in range(config.num_hidden_layers):
+        source, block = f"layers.{index}", f"blocks.{index}"
+        for norm, layer in (("attention", "input_layernorm"), ("mlp", "post_attention_layernorm")):
+            yield from vectors(f"{block}.{norm}_gain", f"{source}.{layer}.weight")
+            yield from vectors(f"{block}.{norm}_shift", f"{source}.{layer}.bias")
+        for norm in ("query", "key"):
+            yield from vectors(f"{block}.{norm}_gain", f"{source}.self_attn.{norm[0]}_norm.weight")
+        for name, layers in SOURCES.items():
+            weights = [tensors[f"{source}.{layer}.weight"] for layer in layers]
+            yield from matrix(f"{block}.{name}", torch.cat(weights) if len(weights) > 1 else weights[0])
+            yield from vectors(f"{block}.{name}_bias", *(f"{source}.{layer}.bias" for layer in layers))
 
 
 def normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None = None, *, eps: float) -> Tensor:

@@ -230,13 +230,13 @@ class TextStream:
         text = self.decode(self.written + self.pending)
         if text.endswith("\ufffd") and len(self.pending) < self.patience:
             return ""
-        return self._written(text)
+        return self._handed_out(text)
 
     def end(self) -> str:
-        """The text of what has waited, be its last character whole or not."""
-        return self._written(self.decode(self.written + self.pending)) if self.pending else ""
+        """What has waited, complete or not."""
+        return self._handed_out(self.decode(self.written + self.pending)) if self.pending else ""
 
-    def _written(self, text: str) -> str:
+    def _handed_out(self, text: str) -> str:
         known = len(self.decode(self.written)) if self.written else 0
         self.written, self.pending = self.pending, []
         return text[known:]

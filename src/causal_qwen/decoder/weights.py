@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.decoder.model import CausalLM
 
-__all__ = ["PretrainedModel", "from_hf", "load_directory", "tensors_of"]
+__all__ = ["CheckpointTensors", "PretrainedModel", "from_hf", "load_directory", "tensors_of"]
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -62,6 +62,44 @@ def load_directory(directory: str | Path, *, dtype: torch.dtype = torch.float32)
     config = DecoderConfig.from_hf_config(_json(config_path))
     files = _tensor_files(directory)
     return _build(config, files, lambda name: _read(files[name], name), source=str(directory), dtype=dtype)
+
+
+class CheckpointTensors(Mapping[str, Tensor]):
+    """The tensors of a directory's backbone and head by the decoder's names, each read when it is asked for.
+
+    Args:
+        directory: As for :func:`load_directory`.
+        dtype: What each is given as.
+
+    Raises:
+        FileNotFoundError: If the directory does not hold such a checkpoint.
+        ValueError: If a file is damaged.
+    """
+
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        self._files, self._dtype = _tensor_files(directory), dtype
+        self._names = {
+            name.removeprefix("model."): name
+            for name in self._files
+            if not _is_causal(name) and not name.endswith(_COMPUTED)
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.whole(self._names[name]).to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def others(self, beginnings: tuple[str, ...]) -> list[str]:
+        """Names in the files that begin so."""
+        return sorted(name for name in self._files if name.startswith(beginnings))
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor by its name in the files, as it is there."""
+        return _read(self._files[name], name)
 
 
 def from_hf(model: PretrainedModel, *, dtype: torch.dtype | None = None) -> CausalLM:

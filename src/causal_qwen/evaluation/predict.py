@@ -15,8 +15,8 @@ from causal_qwen.context import check_context
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.data.rows import Row
 from causal_qwen.decoder.engine import Engine
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.outputs import NumberPrediction
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
 __all__ = ["COLUMNS", "Prediction", "Predictor", "column_of", "predict"]
 
@@ -97,7 +97,7 @@ class _Question(NamedTuple):
 
 def predict(
     model: Predictor,
-    processor: CausalQwen2Processor,
+    processor: NumberProcessor,
     source: Source,
     *,
     reading: Reading | None = None,
@@ -151,7 +151,7 @@ def predict(
 
 def _questions(
     model: Predictor,
-    processor: CausalQwen2Processor,
+    processor: NumberProcessor,
     source: Source,
     reading: Reading,
     bad_rows: BadRows,

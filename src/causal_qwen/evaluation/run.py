@@ -28,7 +28,8 @@ from causal_qwen.evaluation import metrics
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.heads import exact
 from causal_qwen.intervals import Numbers, leverage, report
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.native_model import NativeModel
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.value_space import ValueSpace
 
 __all__ = ["Evaluation", "evaluate", "run_evaluation"]
@@ -153,8 +154,8 @@ class Evaluation:
 
 
 def evaluate(
-    model: CausalLM,
-    processor: CausalQwen2Processor,
+    model: CausalLM | NativeModel,
+    processor: NumberProcessor,
     data: Source | Iterable[Batch],
     *,
     reading: Reading | None = None,
@@ -210,7 +211,9 @@ def _first_looked_at(data: Source | Iterable[Batch]) -> tuple[Any, bool]:
 
 
 @torch.no_grad()
-def run_evaluation(model: CausalLM, batches: Iterable[Batch], *, engine: Engine | None = None) -> Evaluation:
+def run_evaluation(
+    model: CausalLM | NativeModel, batches: Iterable[Batch], *, engine: Engine | None = None
+) -> Evaluation:
     """Look at every labelled position of batches once; arguments as for `evaluate`."""
     causes = {"loc": _Summary(), "scale": _Summary()}
     facts: defaultdict[str, list[Tensor]] = defaultdict(list)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from causal_qwen.context import check_context
 from causal_qwen.decoder.cache import KVCache
@@ -23,7 +22,7 @@ from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.decisions import Choice, Decision, choose_together
 from causal_qwen.generation.loop import Inference, Texts, steps
 from causal_qwen.generation.native import NativeCauses, NativeFeatures
-from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.protocol import CausalModel, Processors
 from causal_qwen.generation.readout import Answer, Question, ReadOut
 from causal_qwen.generation.stepping import Causes, TransformersStepper
 from causal_qwen.kernels.native import LARGEST_NATIVE
@@ -53,7 +52,7 @@ class Text:
 
     texts: Texts
     decision: Decision
-    processors: LogitsProcessorList
+    processors: Processors
     max_new_tokens: int
     keeps_logits: bool = False
     position: int = field(default=0, init=False)
@@ -77,13 +76,13 @@ def prepared(
     def keep(
         _: CausalModel,
         input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
+        processors: Processors,
         *rest: Any,
         decision: Decision,
         **model_kwargs: Any,
     ) -> Text:
         texts = Texts(input_ids, model_kwargs.get("numeric_values"), num_token_id=model.config.num_token_id)
-        return Text(texts, decision, logits_processor, max_new_tokens)
+        return Text(texts, decision, processors, max_new_tokens)
 
     check_context(model.config.max_position_embeddings, inputs["input_ids"].shape[1], max_new_tokens)
     # Their ends are the caller's to watch, who asks for one more token at a time.
@@ -249,7 +248,7 @@ class NativeBatch:
                 longest, source = length, other
         if source is None:
             return 0
-        cache.begin_with(source.cache, longest)
+        cache.repeat(source.cache, longest)
         return longest
 
 

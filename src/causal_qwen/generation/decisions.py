@@ -8,7 +8,6 @@ texts with decisions of their own by one read of W. It does not know the loop, c
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TopKLogitsWarper
 
 from causal_qwen.cauchy import Cauchy, magnitude, truncation_bound
+from causal_qwen.generation.processors import TopK
+from causal_qwen.generation.protocol import Processors
 from causal_qwen.generation.readout import Answer, Question, ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import exact, without_num_row
@@ -129,7 +129,7 @@ class Decision:
         causes: Causes,
         input_ids: Tensor,
         position: int,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> Choice:
         """Decide one position for every row; arguments as in `deciding`."""
         (choice,) = choose_together(
@@ -143,7 +143,7 @@ class Decision:
         causes: Causes,
         input_ids: Tensor,
         position: int,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> Deciding:
         """The questions by which one position of every row is decided.
 
@@ -222,7 +222,7 @@ class Decision:
         readout: ReadOut,
         causes: Causes,
         input_ids: Tensor,
-        processors: LogitsProcessorList,
+        processors: Processors,
         cause: Callable[[], Cauchy],
     ) -> Deciding:
         """What Qwen does: the argmax of the processed logits, or a draw from their softmax."""
@@ -248,7 +248,7 @@ class Decision:
         loc_U: Tensor | None,
         U0: Cauchy,
         input_ids: Tensor,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> Generator[Question, Answer, Scored]:
         """(loc_S + adjustment − C)/scale_S over all tokens, its argmax and, with processors, the logits;
         ``loc_U`` is where these are, if not at U's location.
@@ -274,7 +274,7 @@ class Decision:
         u: Tensor,
         loc_U: Tensor,
         input_ids: Tensor,
-        processors: LogitsProcessorList,
+        processors: Processors,
     ) -> Generator[Question, Answer, Scored]:
         """W u + b + adjustment for concrete causes u, its argmax and, with processors, the logits, which come
         from the same read of W.
@@ -341,7 +341,7 @@ def _parts(U: Cauchy, U0: Cauchy) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return U.loc, U.scale, U0.loc, U0.scale
 
 
-def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tensor) -> Tensor:
+def _processed(processors: Processors, input_ids: Tensor, logits: Tensor) -> Tensor:
     """``logits`` after all processors, called as the list calls them but without looking at their signatures
     at every token. With any, it is another tensor: some write into what they are given.
     """
@@ -351,8 +351,7 @@ def _processed(processors: LogitsProcessorList, input_ids: Tensor, logits: Tenso
     return processed
 
 
-def _only_top_k(processors: LogitsProcessorList) -> int | None:
+def _only_top_k(processors: Processors) -> int | None:
     """k, where nothing else is asked for, as transformers samples by default: only k tokens need scores."""
     first = processors[0]
-    alone = len(processors) == 1 and type(first) is TopKLogitsWarper and first.filter_value == -math.inf
-    return first.top_k if alone else None
+    return first.k if len(processors) == 1 and isinstance(first, TopK) else None

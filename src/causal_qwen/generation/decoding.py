@@ -6,24 +6,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from torch import Tensor
-from transformers import EosTokenCriteria, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.decisions import Decision
 from causal_qwen.generation.loop import Inference, Texts, steps
 from causal_qwen.generation.native import NativeStepper
-from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.protocol import CausalModel, Criteria, Processors, Streamer
 from causal_qwen.generation.spelling import spelled
 from causal_qwen.generation.stepping import TransformersStepper
 from causal_qwen.generation.streaming import SpelledStream
 from causal_qwen.individual import Individual
 
-__all__ = ["CausalGenerateOutput", "GeneratedNumber", "decode"]
+__all__ = ["Generated", "GeneratedNumber", "NumberedTexts", "decode"]
+
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
@@ -46,26 +45,16 @@ class GeneratedNumber:
     extrapolates: bool | None = None
 
 
-@dataclass
-class CausalGenerateOutput(GenerateDecoderOnlyOutput):
-    """transformers' output, and the numbers.
+class NumberedTexts:
+    """What an output of generation knows of its numbers; goes into a dataclass that has these fields."""
 
-    Args:
-        numeric_values: (B, T) value at each <NUM> of ``sequences``, 0 elsewhere; float64.
-        numeric_lower: (B, T) lower end of its interval; equal to the value in the prompt.
-        numeric_upper: (B, T) upper end of its interval.
-        numeric_extrapolates: (B, T) 1 where it lies beyond what training has seen, NaN where nobody knows.
-        individuals: Who decided each row, where noise was drawn: pass them to generate() again for the same
-            text.
-    """
+    sequences: Tensor
+    numeric_values: Tensor | None
+    numeric_lower: Tensor | None
+    numeric_upper: Tensor | None
+    numeric_extrapolates: Tensor | None
 
-    numeric_values: Tensor | None = None
-    numeric_lower: Tensor | None = None
-    numeric_upper: Tensor | None = None
-    numeric_extrapolates: Tensor | None = None
-    individuals: list[Individual] | None = None
-
-    def after(self, start: int) -> CausalGenerateOutput:
+    def after(self, start: int) -> Self:
         """The texts without their first ``start`` tokens, which were the prompts, with their numbers."""
         names = (
             "sequences",
@@ -75,7 +64,7 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
             "numeric_extrapolates",
         )
         columns = {name: getattr(self, name) for name in names}
-        return CausalGenerateOutput(
+        return type(self)(
             **{name: None if rows is None else rows[:, start:].cpu() for name, rows in columns.items()}
         )
 
@@ -94,27 +83,43 @@ class CausalGenerateOutput(GenerateDecoderOnlyOutput):
         return tuple(numbers)
 
 
+@dataclass
+class Generated(NumberedTexts):
+    """Texts with their numbers: `CausalGenerateOutput` without what only transformers records."""
+
+    sequences: Tensor
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+    numeric_values: Tensor | None = None
+    numeric_lower: Tensor | None = None
+    numeric_upper: Tensor | None = None
+    numeric_extrapolates: Tensor | None = None
+    individuals: list[Individual] | None = None
+
+
 def decode(
     model: CausalModel,
     input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
+    processors: Processors,
+    stopping_criteria: Criteria,
+    generation_config: Any,
     *,
     decision: Decision,
+    may_pad: bool,
+    output: type[Output],
     engine: Engine | None = None,
-    streamer: BaseStreamer | None = None,
+    streamer: Streamer | None = None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
-) -> CausalGenerateOutput | Tensor:
+) -> Output | Tensor:
     """Generate with a `Decision`; arguments as transformers hands them to its own loops.
 
     With an ``engine``, forward passes are its own. Ids that are returned alone have their numbers in digits,
-    as streamed ones have; an output has <NUM> and its values.
+    as streamed ones have; an output, of the type ``output``, has <NUM> and its values. ``may_pad`` says that
+    rows can end one by one, at an end-of-text token, and are padded from there.
     """
     values = model_kwargs.pop("numeric_values", None)
     stepper = _stepper(model, engine, generation_config, model_kwargs)
-    may_pad = any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria)
     texts = Texts(
         input_ids,
         values,
@@ -125,7 +130,7 @@ def decode(
     stream = None if streamer is None else SpelledStream(streamer, model.config)
     if stream is not None:
         stream.prompt(texts.ids, texts.numbers)
-    for inference in steps(stepper, decision, texts, logits_processor):
+    for inference in steps(stepper, decision, texts, processors):
         record.add(inference, stepper)
         if stream is not None:
             stream.add(inference.tokens, inference.choice)
@@ -136,7 +141,7 @@ def decode(
     if stream is not None:
         stream.end()
     if generation_config.return_dict_in_generate:
-        return record.output(texts, stepper)
+        return output(**record.fields(texts, stepper))
     numbers, config = texts.numbers, model.config
     if numbers[0] is None or config.number_spelling is None:
         return texts.ids
@@ -152,7 +157,7 @@ def decode(
 
 
 def _stepper(
-    model: CausalModel, engine: Engine | None, config: GenerationConfig, model_kwargs: dict[str, Any]
+    model: CausalModel, engine: Engine | None, config: Any, model_kwargs: dict[str, Any]
 ) -> TransformersStepper | NativeStepper:
     """Who runs the forward passes.
 
@@ -170,7 +175,7 @@ def _stepper(
     return NativeStepper(model, engine, mask, max_length=config.max_length)
 
 
-def _pad_token(config: GenerationConfig) -> int | None:
+def _pad_token(config: Any) -> int | None:
     """What a row gets behind its end; the first end-of-text token where nothing else is said."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
@@ -181,7 +186,7 @@ def _pad_token(config: GenerationConfig) -> int | None:
 class _Record:
     """What the generation config asks to keep of each step."""
 
-    def __init__(self, config: GenerationConfig, decision: Decision) -> None:
+    def __init__(self, config: Any, decision: Decision) -> None:
         keep = bool(config.return_dict_in_generate)
         self.decision = decision
         self.scores: tuple[Tensor, ...] | None = () if keep and config.output_scores else None
@@ -203,19 +208,23 @@ class _Record:
             if self.attentions is not None:
                 self.attentions += (stepper.attentions,)
 
-    def output(self, texts: Texts, stepper: TransformersStepper | NativeStepper) -> CausalGenerateOutput:
+    def fields(self, texts: Texts, stepper: TransformersStepper | NativeStepper) -> dict[str, Any]:
+        """Of an output; those that only transformers' forward pass has are left out where it did not run."""
         values, lower, upper = texts.numbers
-        cache = stepper.inputs.get("past_key_values") if isinstance(stepper, TransformersStepper) else None
-        return CausalGenerateOutput(
-            sequences=texts.ids,
-            scores=self.scores,
-            logits=self.logits,
-            attentions=self.attentions,
-            hidden_states=self.hidden_states,
-            past_key_values=cache,
-            numeric_values=values,
-            numeric_lower=lower,
-            numeric_upper=upper,
-            numeric_extrapolates=texts.extrapolates,
-            individuals=list(self.decision.individuals) or None,
-        )
+        fields = {
+            "sequences": texts.ids,
+            "scores": self.scores,
+            "logits": self.logits,
+            "numeric_values": values,
+            "numeric_lower": lower,
+            "numeric_upper": upper,
+            "numeric_extrapolates": texts.extrapolates,
+            "individuals": list(self.decision.individuals) or None,
+        }
+        if isinstance(stepper, TransformersStepper):
+            fields |= {
+                "attentions": self.attentions,
+                "hidden_states": self.hidden_states,
+                "past_key_values": stepper.inputs.get("past_key_values"),
+            }
+        return fields

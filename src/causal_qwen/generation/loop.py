@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.generation.decisions import Choice, Decision
+from causal_qwen.generation.protocol import Processors
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Stepper
 
@@ -124,7 +124,7 @@ class Texts:
 
 
 def steps(
-    stepper: Stepper, decision: Decision, texts: Texts, processors: LogitsProcessorList | None = None
+    stepper: Stepper, decision: Decision, texts: Texts, processors: Processors = ()
 ) -> Iterator[Inference]:
     """Decide token after token, each with its laws, and feed tokens and numbers back; it has no end.
 
@@ -134,7 +134,6 @@ def steps(
         texts: The prompts; they grow in place. Whoever consumes this ends rows in it.
         processors: On the logits, as in `Decision.choose`.
     """
-    processors = LogitsProcessorList() if processors is None else processors
     causes = stepper.prefill(texts.ids, texts.numbers[0])
     for position in itertools.count():
         choice = decision.choose(stepper.readout, causes, texts.ids, position, processors)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import GenerationConfig, GenerationMixin
+from transformers import EosTokenCriteria, GenerationConfig, GenerationMixin, TopKLogitsWarper
 from transformers.generation.logits_process import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     WatermarkLogitsProcessor,
@@ -18,8 +18,9 @@ from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.decoding import decode
 from causal_qwen.generation.inferencer import Inferencer
 from causal_qwen.generation.loop import Inference
+from causal_qwen.generation.outputs import CausalGenerateOutput
+from causal_qwen.generation.processors import TopK
 from causal_qwen.generation.settings import plan, take_values, with_prompt_values
-from causal_qwen.heads import NUM_BIAS
 from causal_qwen.individual import Individuals
 
 __all__ = ["CausalGenerationMixin"]
@@ -27,14 +28,6 @@ __all__ = ["CausalGenerationMixin"]
 
 class CausalGenerationMixin(GenerationMixin):
     """Goes before a model of transformers in a class with the heads of a `CausalModel`."""
-
-    @property
-    def writes_numbers(self) -> bool:
-        """Whether <NUM> can be chosen: it exists, and training has moved its bias from where conversion
-        put it.
-        """
-        num_token_id = self.config.num_token_id
-        return num_token_id is not None and self.action.bias[num_token_id].item() != NUM_BIAS
 
     @torch.no_grad()
     def generate(
@@ -106,7 +99,8 @@ class CausalGenerationMixin(GenerationMixin):
         if decision is not None:
             # transformers hands neither to a loop that is not its own, and would put a prompt without values.
             kwargs["custom_generate"] = functools.partial(
-                loop,
+                _looped,
+                loop=loop,
                 decision=decision,
                 engine=engine,
                 streamer=kwargs.pop("streamer", None),
@@ -191,6 +185,24 @@ class CausalGenerationMixin(GenerationMixin):
             elif isinstance(processor, WatermarkLogitsProcessor) and watermark is not None:
                 processors[index] = watermark.construct_processor(num_token_id, self.device)
         return processors
+
+
+def _looped(model, input_ids, logits_processor, stopping_criteria, generation_config, *, loop, **options):
+    """A loop such as `decode`, with the arguments that transformers hands to its own."""
+    top_k = [
+        TopK(one.top_k) if type(one) is TopKLogitsWarper and one.filter_value == -math.inf else one
+        for one in logits_processor
+    ]
+    return loop(
+        model,
+        input_ids,
+        top_k,
+        stopping_criteria,
+        generation_config,
+        may_pad=any(isinstance(criterion, EosTokenCriteria) for criterion in stopping_criteria),
+        output=CausalGenerateOutput,
+        **options,
+    )
 
 
 def _share_rows(model, assistant) -> bool:

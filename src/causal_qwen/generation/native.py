@@ -13,7 +13,7 @@ from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.context import check_context
 from causal_qwen.decoder.cache import KVCache
 from causal_qwen.decoder.engine import Engine
-from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.protocol import CausalHeads
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import EXPONENT_BOUND, exact
@@ -33,7 +33,7 @@ class NativeFeatures:
         ValueError: If the engine was made from another model.
     """
 
-    def __init__(self, model: CausalModel, engine: Engine) -> None:
+    def __init__(self, model: CausalHeads, engine: Engine) -> None:
         sizes = [(c.hidden_size, c.num_hidden_layers, c.vocab_size) for c in (model.config, engine.config)]
         if sizes[0] != sizes[1]:
             raise ValueError(
@@ -71,7 +71,7 @@ class NativeCauses:
     """
 
     @torch.no_grad()
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalHeads) -> None:
         self._abduction = model.abduction
         self._scale_U0 = exact(magnitude(model.abduction.common_scale))
         maps, bias = model.abduction.stacked()
@@ -116,7 +116,7 @@ class NativeStepper:
 
     @torch.no_grad()
     def __init__(
-        self, model: CausalModel, engine: Engine, attention_mask: Tensor | None, *, max_length: int
+        self, model: CausalHeads, engine: Engine, attention_mask: Tensor | None, *, max_length: int
     ) -> None:
         self.features = NativeFeatures(model, engine)
         self.model, self.engine = model, engine
@@ -140,7 +140,7 @@ class NativeStepper:
         self._cache = self.engine.new_cache(1, input_ids.shape[1])
         mask, values = (None if given is None else given[:1] for given in (self._mask, numeric_values))
         U, U0 = self._read(input_ids[:1], mask, values)
-        cache.begin_with(self._cache, self._cache.length)
+        cache.repeat(self._cache)
         self._cache = cache
         spread = [law.expand(rows, *law.shape[1:]).contiguous() for law in (U.loc, U.scale, U0.loc, U0.scale)]
         return Causes(Cauchy(*spread[:2]), Cauchy(*spread[2:]))

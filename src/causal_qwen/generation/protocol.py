@@ -5,33 +5,70 @@ Everything in this package is typed by it, so that it stands below the models an
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
 
 from causal_qwen.heads import AbductionNetwork, ActionNetwork, NumericEmbedding
 from causal_qwen.value_space import ValueSpace
 
-__all__ = ["CausalModel"]
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+__all__ = ["CausalHeads", "CausalModel", "Criteria", "Processors", "Streamer"]
+
+# Called with ids (B, T) and logits (B, V), as transformers' are; each gives logits.
+Processors = Sequence[Callable[[Tensor, Tensor], Tensor]]
+# Called with ids (B, T) and scores; each says of every row, (B,), or of all, whether it ends.
+Criteria = Sequence[Callable[[Tensor, Any], Tensor | bool]]
 
 
-class CausalModel(Protocol):
+class Streamer(Protocol):
+    """Takes tokens as they come."""
+
+    def put(self, value: Tensor) -> None:
+        """Take prompts (B, T), then tokens (B,)."""
+        ...
+
+    def end(self) -> None:
+        """There are no more."""
+        ...
+
+
+class CausalHeads(Protocol):
+    """What acts on features, whoever computes these: all that the native engine asks of a model."""
+
+    config: Any
+    abduction: AbductionNetwork
+    action: ActionNetwork
+    numeric_embedding: NumericEmbedding
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+    @property
+    def value_space(self) -> ValueSpace:
+        """Where its numbers live."""
+        ...
+
+    @property
+    def writes_numbers(self) -> bool:
+        """Whether <NUM> can be chosen."""
+        ...
+
+
+class CausalModel(CausalHeads, Protocol):
     """A causal language model: what `CausalLM` gives to a model of transformers.
 
     Its private members are hooks of transformers' GenerationMixin, listed in docs/reference/internals.md.
     """
 
-    config: Any
     generation_config: GenerationConfig
-    device: torch.device
-    abduction: AbductionNetwork
-    action: ActionNetwork
-    numeric_embedding: NumericEmbedding
     lm_head: nn.Linear
-    value_space: ValueSpace
-    writes_numbers: bool
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """A forward pass."""

@@ -8,13 +8,13 @@ are answered by one read. It does not know modes, noise or text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy, magnitude
-from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.protocol import CausalHeads, CausalModel
 from causal_qwen.heads import exact
 from causal_qwen.kernels.decision import TokenScorer
 from causal_qwen.kernels.native import LARGEST_NATIVE
@@ -48,8 +48,8 @@ class ReadOut:
     """
 
     @torch.no_grad()
-    def __init__(self, model: CausalModel, weight: Matrix | None = None) -> None:
-        matrix = Matrix(model.lm_head.weight) if weight is None else weight
+    def __init__(self, model: CausalHeads, weight: Matrix | None = None) -> None:
+        matrix = Matrix(cast(CausalModel, model).lm_head.weight) if weight is None else weight
         self.model = model
         self.action = action = model.action
         self.noise = exact(magnitude(action.b_noise))  # (D,)
@@ -68,7 +68,9 @@ class ReadOut:
 
     def logits(self, loc_U: Tensor) -> Tensor:
         """W loc_U + b, (B, V), float32 or wider; with the model's own W rounded as in its output."""
-        return exact(self.model.token_logits(loc_U)) if self._own_weight else self.act(loc_U)
+        if not self._own_weight:
+            return self.act(loc_U)
+        return exact(cast(CausalModel, self.model).token_logits(loc_U))
 
     def scores(self, U: Cauchy, U0: Cauchy) -> Cauchy:
         """S, (B, V)."""

@@ -5,29 +5,24 @@ a `Decision`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    ProcessorMixin,
-    StoppingCriteriaList,
-    StopStringCriteria,
-    SuppressTokensLogitsProcessor,
-)
-from transformers.generation.configuration_utils import GenerationMode
 
 from causal_qwen.generation.decisions import Decision, InferenceMode
-from causal_qwen.generation.protocol import CausalModel
+from causal_qwen.generation.processors import Suppression
+from causal_qwen.generation.protocol import CausalModel, Processors
 from causal_qwen.individual import Individuals, one_per_row
 from causal_qwen.numbered_ids import NumberedIds
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
 __all__ = ["hides_num", "plan", "resolve", "take_values", "with_prompt_values"]
 
-LOOPED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+LOOPED = ("greedy_search", "sample")  # of transformers' GenerationMode
 
 
 def resolve(model: CausalModel, generation_config: GenerationConfig | None = None, **call: Any) -> Any:
@@ -195,6 +190,8 @@ def _move_stop_strings(config: GenerationConfig, kwargs: dict[str, Any]) -> None
     """Make stop strings a stopping criterion: transformers would look for a tokenizer that it has dropped."""
     if config.stop_strings is None:
         return
+    from transformers import ProcessorMixin, StoppingCriteriaList, StopStringCriteria
+
     tokenizer = kwargs.pop("tokenizer", None)
     if tokenizer is None:
         raise ValueError("stop_strings are text; pass tokenizer= as well")
@@ -212,10 +209,9 @@ def _batch_size(inputs: Tensor | None, kwargs: dict[str, Any]) -> int:
     return 1
 
 
-def _with_suppression(model: CausalModel, processors: LogitsProcessorList | None) -> LogitsProcessorList:
+def _with_suppression(model: CausalModel, processors: Processors | None) -> Processors:
     """The processors, and one that forbids the rows behind <NUM>, which no token uses."""
     config = model.config
     first = config.vocab_size if config.num_token_id is None else config.num_token_id + 1
-    unused = list(range(first, config.vocab_size))
-    extra = [SuppressTokensLogitsProcessor(unused, device=model.device)] if unused else []
-    return LogitsProcessorList([*(processors or []), *extra])
+    unused = [Suppression(first)] if first < config.vocab_size else []
+    return [*(processors or []), *unused]

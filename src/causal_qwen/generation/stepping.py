@@ -7,15 +7,17 @@ does not know how a token is decided.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.generation.readout import ReadOut
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 __all__ = ["Causes", "Stepper", "TransformersStepper"]
 

@@ -1,4 +1,4 @@
-"""Streaming: text as it is generated, with its numbers."""
+"""Streaming: tokens as they are generated, with their numbers in digits."""
 
 from __future__ import annotations
 
@@ -7,31 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TextStreamer
-from transformers.generation.streamers import BaseStreamer
 
 from causal_qwen.generation.decisions import Choice
+from causal_qwen.generation.protocol import Streamer
 from causal_qwen.generation.spelling import Speller, spelled
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 
-__all__ = ["NumberStreamer", "SpelledStream"]
+__all__ = ["SpelledStream", "SpellsNumbers"]
 
 
-class NumberStreamer(TextStreamer):
-    """A TextStreamer for any model that writes numbers, also one whose configuration has no spelling of them:
-    this is the processor's.
+class SpellsNumbers:
+    """Goes before a streamer that knows how numbers are spelled, whatever a configuration says.
 
-    Args:
-        processor: Knows how numbers are spelled.
-        skip_prompt: Whether the prompt is left out.
-        **decode_kwargs: For the tokenizer, such as ``skip_special_tokens``.
+    Attributes:
+        spelling: The token of each character; None where a character has none.
     """
 
-    def __init__(
-        self, processor: CausalQwen2Processor, skip_prompt: bool = False, **decode_kwargs: Any
-    ) -> None:
-        super().__init__(processor.tokenizer, skip_prompt=skip_prompt, **decode_kwargs)
-        self.spelling = processor.spelling
+    spelling: dict[str, int] | None
 
 
 class SpelledStream:
@@ -44,9 +35,9 @@ class SpelledStream:
         config: Of the model, with ``num_token_id`` and ``number_spelling``.
     """
 
-    def __init__(self, streamer: BaseStreamer, config: Any) -> None:
+    def __init__(self, streamer: Streamer, config: Any) -> None:
         self.streamer, self._num = streamer, config.num_token_id
-        spelling = streamer.spelling if isinstance(streamer, NumberStreamer) else config.number_spelling
+        spelling = streamer.spelling if isinstance(streamer, SpellsNumbers) else config.number_spelling
         self._spelling = None if self._num is None else spelling
         self._speller = None if self._spelling is None else Speller(self._spelling)
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.data import Prompt, prompt_batch, prompt_row
-from causal_qwen.decoder import Engine
-from causal_qwen.decoder.stopping import RowMonitor, StopReason, as_conditions
-from causal_qwen.generation import NumberStreamer
+from causal_qwen.decoder.engine import Engine
+from causal_qwen.decoder.stopping import RowMonitor, StopReason, TextStream, as_conditions
 from causal_qwen.generation.decoding import GeneratedNumber
+from causal_qwen.generation.protocol import Processors
+from causal_qwen.generation.streaming import SpellsNumbers
 from causal_qwen.individual import Individual
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.prompting.pieces import StopCut, before_stop
 from causal_qwen.prompting.settings import Settings
+
+if TYPE_CHECKING:
+    from causal_qwen.causal_lm import CausalLM
+    from causal_qwen.native_model import NativeModel
 
 __all__ = ["Answer", "Speaker", "before_stop"]
 
@@ -66,9 +69,9 @@ class Speaker:
     """
 
     def __init__(
-        self, model: CausalLM, processor: CausalQwen2Processor, engine: Engine | None = None
+        self, model: CausalLM | NativeModel, processor: NumberProcessor, engine: Engine | None = None
     ) -> None:
-        self.model, self.processor, self.engine = model, processor, engine
+        self.model, self.processor, self.engine = model, processor, engine or model.engine
         ends = model.generation_config.eos_token_id
         self._eos = frozenset([ends] if isinstance(ends, int) else ends or ())
 
@@ -109,7 +112,7 @@ class Speaker:
         people: Sequence[Individual],
         *,
         tell: Callable[[str], None] | None = None,
-        processors: LogitsProcessorList | None = None,
+        processors: Processors | None = None,
     ) -> list[Answer]:
         """One answer per prompt, all together; the prompts are checked first.
 
@@ -137,7 +140,7 @@ class Speaker:
         settings: Settings,
         people: Sequence[Individual],
         tell: Callable[[str], None] | None,
-        processors: LogitsProcessorList | None,
+        processors: Processors | None,
     ) -> list[Answer]:
         inputs: dict[str, Any] = prompt_batch(self.processor, prompts, self.model.device)
         _pad_with_own_tokens(inputs)
@@ -149,7 +152,7 @@ class Speaker:
             **inputs,
             **options,
             logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList([ends]),
+            stopping_criteria=[ends],
             streamer=None if tell is None else _Pieces(self.processor, settings.stop, tell),
             return_dict_in_generate=True,
         )
@@ -194,7 +197,7 @@ def _pad_with_own_tokens(inputs: dict[str, Any]) -> None:
     inputs["input_ids"] = torch.where(mask.bool(), ids, first)
 
 
-class _Ends(StoppingCriteria):
+class _Ends:
     """Where each row ends, and why.
 
     Args:
@@ -223,7 +226,7 @@ class _Ends(StoppingCriteria):
         return torch.tensor(ended, device=input_ids.device)
 
 
-class _Pieces(NumberStreamer):
+class _Pieces(SpellsNumbers):
     """Hands on text as it comes, up to a stop string; what may become one is held back.
 
     Args:
@@ -232,13 +235,23 @@ class _Pieces(NumberStreamer):
         tell: Takes the pieces.
     """
 
-    def __init__(
-        self, processor: CausalQwen2Processor, stop: Sequence[str], tell: Callable[[str], None]
-    ) -> None:
-        super().__init__(processor, skip_prompt=True, skip_special_tokens=True)
-        self.cut, self.tell = StopCut(stop), tell
+    def __init__(self, processor: NumberProcessor, stop: Sequence[str], tell: Callable[[str], None]) -> None:
+        self.spelling = processor.spelling
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        self.stream = TextStream(lambda ids: processor.tokenizer.decode(ids, **options))
+        self.cut, self.tell, self.began = StopCut(stop), tell, False
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Take the next piece of text."""
-        if piece := self.cut.add(text, final=stream_end):
+    def put(self, value: Tensor) -> None:
+        """Take the prompt, which is not told, then tokens."""
+        if self.began:
+            for token in value.flatten().tolist():
+                self._take(self.stream.push(token))
+        self.began = True
+
+    def end(self) -> None:
+        """Tell what has waited."""
+        self._take(self.stream.end(), last=True)
+
+    def _take(self, text: str, *, last: bool = False) -> None:
+        if piece := self.cut.add(text, final=last):
             self.tell(piece)

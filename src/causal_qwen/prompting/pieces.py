@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from causal_qwen.decoder.stopping import TextStream
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.numbers import spread_of
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.writing import Writer
 
 __all__ = ["StopCut", "TextPieces", "before_stop"]
@@ -47,13 +47,13 @@ class StopCut:
 
 
 class TextPieces:
-    """What each token adds to a text; all pieces together are what `CausalQwen2Processor.decode` writes.
+    """What each token adds to a text; all pieces together are what `NumberProcessor.decode` writes.
 
     Args:
         processor: Knows the tokens.
     """
 
-    def __init__(self, processor: CausalQwen2Processor) -> None:
+    def __init__(self, processor: NumberProcessor) -> None:
         self._tokenizer, self._writer = processor.tokenizer, Writer()
         self._words = TextStream(self._decode)
 

@@ -28,7 +28,7 @@ from causal_qwen.serving.requests import (
 from causal_qwen.serving.scheduler import Scheduler
 from causal_qwen.serving.waiting import Gone, Waiting
 
-__all__ = ["chat", "complete", "counterfact", "event_stream", "predict_rows"]
+__all__ = ["CLIENT_GONE", "chat", "complete", "counterfact", "event_stream", "predict_rows"]
 
 logger = logging.getLogger(__name__)
 DEFAULT_TOKENS, DEFAULT_CHAT_TOKENS = 16, 256

@@ -20,12 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from causal_qwen.serving import answers
+from causal_qwen.serving.comparing import compare
 from causal_qwen.serving.desk import Desk
 from causal_qwen.serving.errors import Json, Refusal, refusal_of, refused, unreadable, wrong_path
 from causal_qwen.serving.gate import Gate
 from causal_qwen.serving.metrics import Metrics
 from causal_qwen.serving.requests import (
     ChatRequest,
+    CompareRequest,
     CompletionRequest,
     CounterfactualRequest,
     PredictRequest,
@@ -173,6 +175,11 @@ def _add_paths(app: FastAPI, desk: Desk, scheduler: Scheduler, metrics: Metrics)
     async def counterfactual(request: Request, body: CounterfactualRequest) -> Response:
         """What the same individual says to other prompts."""
         return await answer(answers.counterfact, request, body)
+
+    @app.post("/v1/compare", responses=responses)
+    async def comparison(request: Request, body: CompareRequest) -> Response:
+        """A against B on the same individuals, pair by pair."""
+        return await answer(compare, request, body)
 
     @app.get("/health", responses={503: {"description": "It is about to stop."}})
     async def health() -> Response:

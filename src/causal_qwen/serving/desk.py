@@ -11,27 +11,29 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList
 
-from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.data import Prompt, Reading, prompt_batch
-from causal_qwen.decoder import Engine
+from causal_qwen.decoder.engine import Engine
 from causal_qwen.decoder.stopping import JsonComplete, StopCondition, as_conditions
 from causal_qwen.evaluation import predict
 from causal_qwen.evaluation.predict import Prediction
 from causal_qwen.generation.batching import Batch, NativeBatch, SingleBatch, prepared
 from causal_qwen.generation.settings import resolve
 from causal_qwen.individual import SEEDS, Individual
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.prompting import Settings
 from causal_qwen.serving.errors import Refusal
 from causal_qwen.serving.jobs import Job
 from causal_qwen.serving.json_objects import JsonObject
 from causal_qwen.serving.requests import MOST_CHOICES, Message, PredictRequest, Sampling, Who
+
+if TYPE_CHECKING:
+    from causal_qwen.causal_lm import CausalLM
+    from causal_qwen.native_model import NativeModel
 
 __all__ = ["Asked", "Desk", "Limits"]
 
@@ -99,7 +101,6 @@ class Desk:
         processor: The model's.
         engine: Runs the forward passes; None for the model itself.
         name: By which clients know it.
-        precision: Of the weights, to be told.
         reading: How rows of tables become prompts.
         mode: Of texts that do not say.
         limits: How much is taken.
@@ -107,12 +108,11 @@ class Desk:
 
     def __init__(
         self,
-        model: CausalLM,
-        processor: CausalQwen2Processor,
+        model: CausalLM | NativeModel,
+        processor: NumberProcessor,
         engine: Engine | None = None,
         *,
         name: str,
-        precision: str = "auto",
         reading: Reading | None = None,
         mode: str = "causal",
         limits: Limits | None = None,
@@ -120,7 +120,7 @@ class Desk:
         self.model, self.processor, self.engine, self.name = model, processor, engine, name
         self.reading, self.mode = reading or Reading(), mode
         self.limits = limits or Limits()
-        self.precision = str(model.dtype).removeprefix("torch.") if precision == "auto" else precision
+        self.precision = _precision(model, engine)
         self.created = int(time.time())
         ends = model.generation_config.eos_token_id
         self._eos = frozenset([ends] if isinstance(ends, int) else ends or ())
@@ -292,7 +292,7 @@ class Desk:
                 options["noise_gain"] = asked.noise_gain
         if asked.json_object:
             start = inputs["input_ids"].shape[1]
-            options["logits_processor"] = LogitsProcessorList([JsonObject(self.processor, start)])
+            options["logits_processor"] = [JsonObject(self.processor, start)]
             conditions.append(JsonComplete())
         text = prepared(self.model, dict(inputs), options, max_new_tokens=settings.max_new_tokens)
         if settings.samples and not settings.draws_noise:
@@ -334,3 +334,13 @@ class Desk:
                     engine=self.engine,
                 )
             )
+
+
+def _precision(model: Any, engine: Engine | None) -> str:
+    """Of the weights, in the words of the command line."""
+    if engine is None:
+        return str(model.dtype).removeprefix("torch.")
+    matrix = engine.weights.blocks[0].qkv
+    if matrix.scale is None:
+        return str(matrix.weight.dtype).removeprefix("torch.")
+    return f"int{32 * matrix.weight.shape[1] // matrix.columns}"

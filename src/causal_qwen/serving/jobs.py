@@ -17,8 +17,8 @@ from causal_qwen.decoder.stopping import RowMonitor, StopCondition
 from causal_qwen.generation import Inference
 from causal_qwen.generation.batching import Text
 from causal_qwen.generation.decoding import GeneratedNumber
+from causal_qwen.number_processor import NumberProcessor
 from causal_qwen.numbers import format_number, spread_of
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.prompting.pieces import StopCut, TextPieces
 
 __all__ = ["Job", "Piece", "Token", "finite", "number_body"]
@@ -83,7 +83,7 @@ class Job:
     """
 
     text: Text
-    processor: CausalQwen2Processor
+    processor: NumberProcessor
     eos: frozenset[int]
     stop: Sequence[str] = ()
     conditions: Sequence[StopCondition] = ()

@@ -6,10 +6,9 @@ import math
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
 
 from causal_qwen.decoder.json_scanner import JsonScanner
-from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.number_processor import NumberProcessor
 
 __all__ = ["JsonObject"]
 
@@ -19,7 +18,7 @@ NUMBER = "1"  # how a number begins, whatever its value
 GOES_ON = "0123456789.eE+-"  # what must not follow a number that is complete
 
 
-class JsonObject(LogitsProcessor):
+class JsonObject:
     """Allows tokens after which the new text can still become one JSON object; one text from left to right.
 
     Args:
@@ -27,7 +26,7 @@ class JsonObject(LogitsProcessor):
         start: Tokens of the prompt.
     """
 
-    def __init__(self, processor: CausalQwen2Processor, start: int) -> None:
+    def __init__(self, processor: NumberProcessor, start: int) -> None:
         self._tokenizer, self._num = processor.tokenizer, processor.num_token_id
         self._scanner, self._begun, self._after_number = JsonScanner(), False, False
         self._read = start

@@ -87,7 +87,7 @@ class Judge:
         first = engine.new_cache(1, prompt.shape[1])
         before = features(prompt, None, values, first)[:, -1:].expand(len(said), -1, -1)  # (B, 1, H)
         cache = engine.new_cache(len(said), prompt.shape[1] + said.shape[1])
-        cache.begin_with(first, first.length)
+        cache.repeat(first)
         mask = torch.cat([torch.ones_like(prompt).expand(len(said), -1), there.long()], dim=1)
         after = features(said, mask, None, cache)[:, :-1]  # (B, T - 1, H)
         readout, parts = ReadOut(talker.model, engine.weights.head), []
