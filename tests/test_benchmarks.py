@@ -58,6 +58,7 @@ KEYS = {
     "sampling_frontier": (SETTINGS,),
     "scan_numbers": ({"sizes_mb", "cases"},),
     "simulation": ({"runs"},),
+    "startup": ({"int8_mb", "half_billion_int8_mb", "float32_vs_llamacpp_and_torch", "seconds", "bytes"},),
     "tables": ({"tables", "free_text_wins"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),

@@ -22,11 +22,30 @@ __all__ = ["RepetitionPenalty", "Suppression", "Temperature", "TopK", "TopP", "p
 class SamplingSettings(Protocol):
     """What `processors_of` reads."""
 
-    do_sample: bool
-    repetition_penalty: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
+    @property
+    def do_sample(self) -> bool:
+        """Whether to sample."""
+        ...
+
+    @property
+    def repetition_penalty(self) -> float | None:
+        """Of tokens so far."""
+        ...
+
+    @property
+    def temperature(self) -> float | None:
+        """T."""
+        ...
+
+    @property
+    def top_k(self) -> int | None:
+        """The k best tokens alone."""
+        ...
+
+    @property
+    def top_p(self) -> float | None:
+        """The nucleus of this probability alone."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -93,13 +112,13 @@ def processors_of(settings: SamplingSettings) -> Processors:
 
 
 def _processors(settings: SamplingSettings) -> Iterator[RepetitionPenalty | Temperature | TopK | TopP]:
-    if settings.repetition_penalty not in (None, 1.0):
+    if settings.repetition_penalty is not None and settings.repetition_penalty != 1.0:
         yield RepetitionPenalty(settings.repetition_penalty)
     if not settings.do_sample:
         return
-    if settings.temperature not in (None, 1.0):
+    if settings.temperature is not None and settings.temperature != 1.0:
         yield Temperature(settings.temperature)
-    if settings.top_k not in (None, 0):
+    if settings.top_k:
         yield TopK(settings.top_k)
     if settings.top_p is not None and settings.top_p < 1.0:
         yield TopP(settings.top_p)
