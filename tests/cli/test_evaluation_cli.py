@@ -193,7 +193,7 @@ def test_eval_and_predict_run_on_the_native_engine(converted, table, dtype):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dtype", "int8"), "--dtype int8 needs --engine native"),
+        (("--dtype", "int8", "--engine", "transformers"), "--dtype int8 needs --engine native"),
         (
             ("--dtype", "float16", "--engine", "native"),
             "--dtype float16 is not the native engine's; give float32",

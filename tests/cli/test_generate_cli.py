@@ -66,7 +66,11 @@ def test_an_echoed_prompt_keeps_its_numbers(model):
         (["generate", "MODEL", "x", "--seed", str(2**64)], None, "it must be an integer from 0 to 2**64 - 1"),
         (["generate", "MODEL", "x", "-n", "2"], None, "-n 2: without sampling all 2 texts are the same"),
         (["generate", "MODEL", "x", "--seed", "1", "--individual", "f"], None, "both say who speaks"),
-        (["generate", "MODEL", "x", "--dtype", "int8"], None, "--dtype int8 needs --engine native"),
+        (
+            ["generate", "MODEL", "x", "--dtype", "int8", "--engine", "transformers"],
+            None,
+            "--dtype int8 needs --engine native",
+        ),
         (["chat", "MODEL", "--top-p", "2"], None, "top_p is 2.0; it must be"),
     ],
 )

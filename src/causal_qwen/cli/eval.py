@@ -90,7 +90,8 @@ def command(
     }
     if as_json:
         defined = {name: entry if math.isfinite(entry) else None for name, entry in metrics.items()}
-        facts = {"engine": "transformers" if native is None else "native", "seconds": seconds}
+        ran = "transformers" if native is None else "native"
+        facts: dict[str, object] = {"engine": ran, "seconds": seconds}
         print_json(defined | counts | facts | {"report": None if report is None else str(report)})
         return
     rows = [(name, f"{entry:.4g}") for name, entry in metrics.items()]

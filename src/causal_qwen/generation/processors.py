@@ -6,6 +6,7 @@ no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,6 +55,10 @@ class RepetitionPenalty:
 
     penalty: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.penalty < math.inf:
+            raise ValueError(f"repetition_penalty is {self.penalty!r}; it must be a finite number above 0")
+
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, T) ids and (B, V) logits → (B, V)."""
         past = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, input_ids, True)
@@ -66,6 +71,10 @@ class Temperature:
 
     temperature: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature!r}; it must be a finite number above 0")
+
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, V) → (B, V)."""
         return logits / self.temperature
@@ -77,6 +86,10 @@ class TopK:
 
     k: int
 
+    def __post_init__(self) -> None:
+        if not self.k >= 1:
+            raise ValueError(f"top_k is {self.k!r}; it must be at least 1")
+
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, V) → (B, V)."""
         return keep_top_k(logits, self.k)
@@ -87,6 +100,10 @@ class TopP:
     """The nucleus of probability p alone."""
 
     p: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"top_p is {self.p!r}; it must be above 0 and at most 1")
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, V) → (B, V)."""
