@@ -98,15 +98,17 @@ def command(
     bad_rows = BadRows(on_bad_row)
     part = Shard.read(shard)
     start = time.perf_counter()
-    intervals = "cauchy"
+    intervals, ran = "cauchy", None
 
     def records(first: int) -> Iterator[dict[str, Any]]:
-        nonlocal intervals
+        nonlocal intervals, ran
         if processes > 1 and file is not None:
+            ran = engine
             return itertools.islice(divided(file, processes, "--format", "jsonl"), first, None)
         loaded, processor, native = load_predictor(
             engine, model, device=device, dtype=dtype, share=part.every
         )
+        ran = engine if engine == "vllm" else "transformers" if native is None else "native"
         if not raw and loaded.config.conformal_scores is not None:
             intervals = "conformal"
         elif not raw:
@@ -167,6 +169,7 @@ def command(
         "bad_rows": bad_rows.count,
         "level": level,
         "intervals": intervals,
+        "engine": ran,
         "seconds": time.perf_counter() - start,
     }
     if as_json:

@@ -82,7 +82,7 @@ class Speaker:
 
     @property
     def engine_name(self) -> str:
-        """What runs the forward passes."""
+        """Who runs the forward passes, "native" or "transformers"."""
         return "transformers" if self.engine is None else "native"
 
     @property
