@@ -1,6 +1,6 @@
 """Counterfactuals of numbers against a truth that is known, and effects against what others measured.
 
-People: a structural model of our own (`structural`) writes sentences of 750 people, of whom everybody makes
+People: a structural model of our own (`structural`) writes sentences of 1,000 people, of whom everybody makes
 one of two choices. The number head is solved on what happened to two thirds. For the others the observed
 income says who they are, and the income of the other choice is asked; the structural model knows it. Beside
 it: the same head without the observation, the observed income itself, two boosting models on the columns
@@ -42,7 +42,7 @@ from worlds import both_worlds, solve
 
 OPTIONS = {
     "base": BASE,
-    "people": Option("of the structural model", 750, smoke=80),
+    "people": Option("of the structural model", 1000, smoke=80),
     "draws": Option("of choices and noise, each with another third held out", 3, smoke=1, quick=2),
     "trained": Option("people whom the default recipe learns from end to end", 300, smoke=30, quick=0),
     "replayed": Option("people whose digits are replayed", 40, smoke=1, quick=16),
