@@ -1,7 +1,7 @@
 """Counterfactuals of numbers against a truth that is known, and effects against what others measured.
 
-People: a structural model of our own (`structural`) writes sentences of 750 people, of whom everybody makes
-one of two choices. The number head is solved on what happened to two thirds. For the others the observed
+People: a structural model of our own (`structural`) writes sentences of 1,000 people, of whom everybody makes
+one of two choices. The number head is solved on what happened to 576 of them. For the others the observed
 income says who they are, and the income of the other choice is asked; the structural model knows it. Beside
 it: the same head without the observation, the observed income itself, two boosting models on the columns
 with and without the same step, and the base with digits as text and replayed Gumbel noise. Nothing is chosen
@@ -42,8 +42,9 @@ from worlds import both_worlds, solve
 
 OPTIONS = {
     "base": BASE,
-    "people": Option("of the structural model", 750, smoke=80),
-    "draws": Option("of choices and noise, each with another third held out", 3, smoke=1, quick=2),
+    "people": Option("of the structural model", 1000, smoke=80),
+    "tested": Option("people who are held out, others in each draw", 424, smoke=20),
+    "draws": Option("of choices and noise", 3, smoke=1, quick=1),
     "trained": Option("people whom the default recipe learns from end to end", 300, smoke=30, quick=0),
     "replayed": Option("people whose digits are replayed", 40, smoke=1, quick=16),
     "shots": Option("training rows that digits as text reads", 12, smoke=1),
@@ -80,7 +81,6 @@ RESAMPLES = 2000
 # The noise and who chooses; what is judged is decided by a coin, as in a trial.
 WORLDS = {noise: (noise, False) for noise in NOISES} | {"confounded": ("additive", True)}
 HEADINGS = {noise: f"{noise} noise" for noise in NOISES} | {"confounded": "additive, choices by the person"}
-PARTS = 3  # of the people, of which one is held out
 HELD_OUT = 0.25  # of units
 
 
@@ -123,7 +123,7 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
         errors: dict[str, list[Array]] = {}
         held, chosen, unreadable = [], [], 0
         for seed in watched(range(arguments.draws), world):
-            choice, income, train_part, test_part = _draw(persons, world, seed)
+            choice, income, train_part, test_part = _draw(persons, world, seed, arguments.tested)
             observed = income[np.arange(len(persons)), choice]
             truth = income[np.arange(len(persons)), 1 - choice][test_part]
             fit = solve(
@@ -154,15 +154,14 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _draw(persons: Sequence[Person], world: str, seed: int) -> tuple[Array, Array, Array, Array]:
-    """Choices (N,), incomes (N, 2), and who is trained and tested on: another part in each draw."""
+def _draw(persons: Sequence[Person], world: str, seed: int, tested: int) -> tuple[Array, Array, Array, Array]:
+    """Choices (N,), incomes (N, 2), and who is trained and tested on: others in each draw."""
     noise, confounded = WORLDS[world]
     draw = np.random.default_rng([seed, NOISES.index(noise)])
     choice = structural.choices(persons, draw, confounded=confounded)
     income = structural.incomes(persons, noise, draw)
-    order = np.random.default_rng(0).permutation(len(persons))
-    part = np.arange(len(persons)) % PARTS == seed % PARTS
-    return choice, income, order[~part], order[part]
+    order = np.roll(np.random.default_rng(0).permutation(len(persons)), -seed * tested)
+    return choice, income, order[tested:], order[:tested]
 
 
 def _summary(errors: dict[str, list[Array]], held: list[Array]) -> dict[str, Any]:
@@ -228,7 +227,7 @@ def _digits(
 def _end_to_end(arguments: argparse.Namespace) -> dict[str, Any]:
     """The default recipe of ``causal-qwen train`` and `counterfactual_numbers`, additive noise."""
     persons = structural.people(arguments.people, seed=0)
-    choice, income, train_part, test_part = _draw(persons, "additive", 0)
+    choice, income, train_part, test_part = _draw(persons, "additive", 0, arguments.tested)
     rows = [
         {"who": str(one), "choice": CLAUSES[t], "income": income[index, t]}
         for index, (one, t) in enumerate(zip(persons, choice, strict=True))

@@ -7,7 +7,8 @@ the *first* halves of texts and is shown the *second* halves of texts after othe
 tied to positions has nothing to show there, what persists has.
 
 All ways to write are taken at the same nats per token under the base, by a temperature that is found on other
-writers first; some rows are at other temperatures. Intervals are of a bootstrap over writers and prompts.
+writers first; some rows are at other temperatures. Intervals are of a bootstrap over writers and, for what is
+known text by text, over prompts.
 
     python benchmarks/identity.py            # 24 writers, 40 prompts, 40 tokens: about half an hour on a core
     python benchmarks/identity.py --quick    # 24 writers, 20 prompts, 24 tokens, three settings

@@ -31,7 +31,7 @@ from measure import watched
 
 BATCH = 16
 CHOOSING_FOLDS, FOLDS = 5, 20
-STRENGTHS = (1e-2, 1e-3, 1e-4)
+STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
 KINDS: tuple[Literal["linear", "log"], ...] = ("linear", "log")
 Array = np.ndarray[Any, Any]
 

@@ -44,7 +44,7 @@ def stated(inputs, labels, *, rivals, scale, bound):
         limit = math.inf if bound is None else bound
         slopes[row, words] = torch.tensor(pull(heights, balance, scale, limit), dtype=torch.float64)
         foreseen = leaves["loc_U0"][row].item()
-        common[row] = max(-limit, min(limit, sum(pull(heights, foreseen, scale, limit))))
+        common[row] = 0.1 * max(-limit, min(limit, sum(pull(heights, foreseen, scale, limit))))
         distances = [-(heights[0] + foreseen), *(above + foreseen for above in heights[1:])]
         loss -= sum(math.log(math.atan2(scale, d) / math.pi) for d in distances)
     torch.autograd.backward((height, leaves["loc_U0"]), (slopes / len(labels), common / len(labels)))
