@@ -290,11 +290,12 @@ class Desk:
             options["individual"] = person
             if asked.noise_gain is not None:
                 options["noise_gain"] = asked.noise_gain
-        if asked.json_object:
-            start = inputs["input_ids"].shape[1]
-            options["logits_processor"] = [JsonObject(self.processor, start)]
-            conditions.append(JsonComplete())
         text = prepared(self.model, dict(inputs), options, max_new_tokens=settings.max_new_tokens)
+        if asked.json_object:
+            # First of all: the k best are to be the best of those that fit.
+            own = JsonObject(self.processor, inputs["input_ids"].shape[1])
+            text.processors = [own, *text.processors]
+            conditions.append(JsonComplete())
         if settings.samples and not settings.draws_noise:
             generator = torch.Generator(self.model.device).manual_seed((person.seed + person.start) % 2**63)
             text.decision = replace(text.decision, generator=generator)
