@@ -62,14 +62,10 @@ class Row:
     numbers: list[GeneratedNumber] = field(default_factory=list)
     prediction: tuple[float, ...] = ()
 
-    @property
-    def decides(self) -> bool:
-        """Whether we decide, and not vLLM's sampler."""
-        return self.decision.mode != "compatible"
-
     def take_number(self) -> float:
         """The value of the <NUM> that was generated last, which is then written down."""
-        assert self.next_number is not None
+        if self.next_number is None:  # nobody could have chosen it; the engine serves others too
+            return 0.0
         value, lower, upper, flag = self.next_number
         known = None if flag != flag else bool(flag)
         self.numbers.append(GeneratedNumber(len(self.output) - 1, value, lower, upper, known))
