@@ -141,6 +141,7 @@ class CausalRequests(LogitsProcessor):
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.config = vllm_config.model_config.hf_config
         self.context = vllm_config.compilation_config.static_forward_context
+        self.has_others = len(vllm_config.model_config.logits_processors) > 1
         self.parked: OrderedDict[int, Row] = OrderedDict()
         self.most_parked = PARKED * vllm_config.scheduler_config.max_num_seqs
         self.records: OrderedDict[str, Row] = OrderedDict()
@@ -193,7 +194,9 @@ class CausalRequests(LogitsProcessor):
             settings,
             decision,
             self._person(settings, params) if decision.draws_noise else None,
-            Processing.of(params, decision.mode, self.config.num_token_id if hidden else None),
+            Processing.of(
+                params, decision.mode, self.config.num_token_id if hidden else None, others=self.has_others
+            ),
             prompt,
             output,
         )
