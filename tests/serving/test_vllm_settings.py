@@ -104,12 +104,13 @@ def test_fields_of_others_are_left_to_them():
 
 def test_logits_are_asked_for_only_where_something_reads_them():
     def needs(mode, **fields):
-        return Processing.of(request(fields), mode, None).needs_logits
+        return Processing.of(request(fields), mode).needs_logits
 
     assert needs("compatible")
     assert not needs("causal", top_k=50, top_p=0.9, repetition_penalty=1.2)
     assert needs("standard", logprobs=1)
     assert needs("causal", bad_words=["no"])
+    assert Processing.of(request(), "causal", others=True).adjusts
 
 
 def test_processors_are_those_of_generate():

@@ -51,10 +51,12 @@ class Processing:
     needs_logits: bool
 
     @classmethod
-    def of(cls, params: Sampling, mode: InferenceMode, suppressed: int | None) -> Processing:
-        """That of a request."""
+    def of(
+        cls, params: Sampling, mode: InferenceMode, suppressed: int | None = None, *, others: bool = False
+    ) -> Processing:
+        """That of a request; ``others`` says that somebody else's processors come before ours."""
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        adjusts = any(
+        adjusts = others or any(
             (
                 params.bad_words,
                 params.allowed_token_ids,

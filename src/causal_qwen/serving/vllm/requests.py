@@ -62,14 +62,10 @@ class Row:
     numbers: list[GeneratedNumber] = field(default_factory=list)
     prediction: tuple[float, ...] = ()
 
-    @property
-    def decides(self) -> bool:
-        """Whether we decide, and not vLLM's sampler."""
-        return self.decision.mode != "compatible"
-
     def take_number(self) -> float:
         """The value of the <NUM> that was generated last, which is then written down."""
-        assert self.next_number is not None
+        if self.next_number is None:  # nobody could have chosen it; the engine serves others too
+            return 0.0
         value, lower, upper, flag = self.next_number
         known = None if flag != flag else bool(flag)
         self.numbers.append(GeneratedNumber(len(self.output) - 1, value, lower, upper, known))
@@ -145,6 +141,7 @@ class CausalRequests(LogitsProcessor):
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.config = vllm_config.model_config.hf_config
         self.context = vllm_config.compilation_config.static_forward_context
+        self.has_others = len(vllm_config.model_config.logits_processors) > 1
         self.parked: OrderedDict[int, Row] = OrderedDict()
         self.most_parked = PARKED * vllm_config.scheduler_config.max_num_seqs
         self.records: OrderedDict[str, Row] = OrderedDict()
@@ -197,7 +194,9 @@ class CausalRequests(LogitsProcessor):
             settings,
             decision,
             self._person(settings, params) if decision.draws_noise else None,
-            Processing.of(params, decision.mode, self.config.num_token_id if hidden else None),
+            Processing.of(
+                params, decision.mode, self.config.num_token_id if hidden else None, others=self.has_others
+            ),
             prompt,
             output,
         )
