@@ -38,7 +38,11 @@ class Predictor(Protocol):
     """What predictions need of a model: `CausalLM` is one."""
 
     config: Any
-    device: Any
+
+    @property
+    def device(self) -> Any:
+        """Where it is."""
+        ...
 
     def predict_number(
         self, batch: Mapping[str, Any], level: float, *, raw: bool, engine: Engine | None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,6 +28,7 @@ from transformers import (
 from causal_qwen.context import check_context
 from causal_qwen.counterfactual.comparison.gumbel import Keys, gumbel_choice, token_keys
 from causal_qwen.data import Prompt
+from causal_qwen.decoder.packed import MATRICES
 from causal_qwen.individual import Individual
 from causal_qwen.prompting import Answer, Settings, Speaker
 from causal_qwen.prompting.answers import before_stop
@@ -183,23 +185,31 @@ def check_cause_space(one: Talker, other: Talker) -> None:
             "coupling 'individual' is noise in the space of causes, and one of the models has none; convert "
             f"it (causal-qwen convert), or {remedy}"
         )
-    weights = [speaker.model.lm_head.weight.detach() for speaker in (one, other)]
-    if weights[0] is weights[1]:
+    if one.model is other.model:
         return
-    sizes = [weight.shape[1] for weight in weights]
+    sizes = [speaker.model.config.causal_size for speaker in (one, other)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the causes have {sizes[0]} and {sizes[1]} dimensions, so no individual can be the same in "
             f"both; {remedy}"
         )
-    rows = torch.linspace(0, min(len(weight) for weight in weights) - 1, ROWS_COMPARED).long().unique()
-    first, second = (weight[rows.to(weight.device)].float().cpu() for weight in weights)
+    last = min(speaker.model.config.vocab_size for speaker in (one, other)) - 1
+    rows = torch.linspace(0, last, ROWS_COMPARED).long().unique()
+    first, second = (_rows_of_W(speaker, rows) for speaker in (one, other))
     cosine = float(torch.cosine_similarity(first, second).median())
     if cosine < LEAST_COSINE:
         raise ValueError(
             f"the rows of W point elsewhere (median cosine {cosine:.2f}): the models are not of one origin, "
             f"and a direction of their causes does not mean the same in both; {remedy}"
         )
+
+
+def _rows_of_W(speaker: Speaker, rows: Tensor) -> Tensor:
+    """(n, D), float32 on the CPU."""
+    if speaker.engine is not None:
+        return speaker.engine.weights.head.rows(rows).dense()
+    weight = cast(Any, speaker.model).lm_head.weight.detach()
+    return cast(Tensor, weight[rows.to(weight.device)].float().cpu())
 
 
 def fingerprint(talker: Talker) -> str:
@@ -209,10 +219,22 @@ def fingerprint(talker: Talker) -> str:
     digest = hashlib.blake2b(digest_size=8)
     fields = {name: value for name, value in talker.model.config.to_dict().items() if name[0] != "_"}
     digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(talker.model.state_dict().items()):
+    for name, tensor in _tensors(talker):
         part = tensor.detach().flatten()[:ENTRIES_HASHED].float().cpu()
-        digest.update(name.encode() + part.numpy().tobytes())
-    if isinstance(talker, Speaker) and talker.engine is not None:
-        packed = talker.engine.weights.head.weight
-        digest.update(f"{packed.dtype} {tuple(packed.shape)}".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + part.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _tensors(talker: Speaker | PlainSpeaker) -> Iterator[tuple[str, Tensor]]:
+    """All that a model decides by, with names; of an engine, what it has packed."""
+    engine = talker.engine if isinstance(talker, Speaker) else None
+    if engine is None:
+        yield from sorted(cast(Any, talker.model).state_dict().items())
+        return
+    for head in ("abduction", "action", "numeric_embedding"):
+        yield from sorted(getattr(talker.model, head).state_dict(prefix=f"{head}.").items())
+    matrices = {"embedding": engine.weights.embedding, "head": engine.weights.head}
+    for index, block in enumerate(engine.weights.blocks):
+        matrices |= {f"{index}.{name}": getattr(block, name) for name in MATRICES}
+    for name, matrix in matrices.items():
+        yield from ((name, part) for part in matrix if part is not None)
