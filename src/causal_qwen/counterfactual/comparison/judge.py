@@ -7,7 +7,7 @@ judged; the end of a text counts as a token where the text ended by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
