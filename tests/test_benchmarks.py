@@ -60,6 +60,7 @@ KEYS = {
     "scan_numbers": ({"sizes_mb", "cases"},),
     "serve": ({"throughput_ratio_16", "ttft_p95_s", "failed", "mismatched", "rss_growth_mb", "siege"},),
     "simulation": ({"runs"},),
+    "startup": ({"int8_mb", "half_billion_int8_mb", "float32_vs_llamacpp_and_torch", "seconds", "bytes"},),
     "tables": ({"tables", "free_text_wins"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from causal_qwen.cauchy import Cauchy, magnitude
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.generation.native import NativeFeatures
+from causal_qwen.generation.protocol import CausalHeads
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import NUM_BIAS, AbductionNetwork, ActionNetwork, NumericEmbedding, exact, token_scores
 from causal_qwen.intervals import read_numbers
@@ -70,14 +71,14 @@ class CausalReading:
         if engine is None:
             outputs = cast(Any, self)(**batch, output_logits=False, use_cache=False)
             return Causes(outputs.U, outputs.U0)
-        entries = dict(batch)
+        entries: dict[str, Any] = dict(batch)
         read = [entries.pop(name, None) for name in ("input_ids", "attention_mask", "numeric_values")]
         if entries:
             raise ValueError(
                 f"the native engine reads tokens, masks and values, not {', '.join(sorted(entries))}; "
                 "leave them out, or evaluate without engine="
             )
-        return Causes(*self.abduction(NativeFeatures(self, engine)(*read)))
+        return Causes(*self.abduction(NativeFeatures(cast(CausalHeads, self), engine)(*read)))
 
     @torch.no_grad()
     def predict_number(

@@ -184,7 +184,7 @@ def test_eval_and_predict_run_on_the_native_engine(converted, table, dtype):
     predicted = [json.loads(line) for line in invoke("predict", *rows, dtype, *native).stdout.splitlines()]
     assert len(predicted) == 40
     if dtype == "float32":
-        reference = json.loads(invoke("eval", *rows, dtype).stdout)
+        reference = json.loads(invoke("eval", *rows, dtype, "--engine", "transformers").stdout)
         for name in ("eval/reg_mdae", "eval/width_90_median", "eval/softmax_nll", "eval/coverage_90"):
             assert measured[name] == pytest.approx(reference[name], rel=1e-3)
 
@@ -193,7 +193,7 @@ def test_eval_and_predict_run_on_the_native_engine(converted, table, dtype):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dtype", "int8"), "--dtype int8 needs --engine native"),
+        (("--dtype", "int8", "--engine", "transformers"), "--dtype int8 needs --engine native"),
         (
             ("--dtype", "float16", "--engine", "native"),
             "--dtype float16 is not the native engine's; give float32",

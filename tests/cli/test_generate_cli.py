@@ -1,6 +1,7 @@
 """generate, as a shell runs it: prompts, files, options that do nothing."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -66,7 +67,11 @@ def test_an_echoed_prompt_keeps_its_numbers(model):
         (["generate", "MODEL", "x", "--seed", str(2**64)], None, "it must be an integer from 0 to 2**64 - 1"),
         (["generate", "MODEL", "x", "-n", "2"], None, "-n 2: without sampling all 2 texts are the same"),
         (["generate", "MODEL", "x", "--seed", "1", "--individual", "f"], None, "both say who speaks"),
-        (["generate", "MODEL", "x", "--dtype", "int8"], None, "--dtype int8 needs --engine native"),
+        (
+            ["generate", "MODEL", "x", "--dtype", "int8", "--engine", "transformers"],
+            None,
+            "--dtype int8 needs --engine native",
+        ),
         (["chat", "MODEL", "--top-p", "2"], None, "top_p is 2.0; it must be"),
     ],
 )
@@ -209,3 +214,20 @@ def test_options_of_files_are_noted_where_there_is_none(model):
     result = generate(model, "ab", "--max-new-tokens", 1, "--overwrite", "--on-bad-row", "skip")
     assert result.exit_code == 0
     assert "--overwrite and --on-bad-row are for --prompts" in result.stderr
+
+
+def test_our_engine_runs_where_it_serves_and_json_says_which_one_ran(model, tmp_path):
+    prompt = ("It cost 12.5", "--max-new-tokens", 6, "--mode", "causal", "--seed", 3, "--json")
+    answers = [
+        json.loads(generate(model, *prompt, *more).stdout) for more in ([], ["--engine", "transformers"])
+    ]
+    assert [answer.pop("engine") for answer in answers] == ["native", "transformers"]
+    assert answers[0]["text"] == answers[1]["text"]
+    other = shutil.copytree(model, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"use_sliding_window": True}))
+    left = generate(other, *prompt)
+    assert json.loads(left.stdout)["engine"] == "transformers"
+    assert "use_sliding_window is True" in left.stderr
+    refused = generate(other, *prompt, "--engine", "native").exception
+    assert "use_sliding_window is True" in str(refused)

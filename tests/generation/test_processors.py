@@ -1,5 +1,7 @@
 """Our processors are transformers', bit for bit."""
 
+import re
+
 import pytest
 import torch
 from transformers import (
@@ -48,3 +50,12 @@ def test_only_what_changes_something_is_run_and_in_transformers_order():
     assert processors_of(GenerationDefaults(do_sample=True)) == [TopK(50)]  # transformers' default
     assert processors_of(GenerationDefaults(temperature=0.1, top_k=2)) == []  # nothing is sampled
     assert processors_of(GenerationDefaults(do_sample=True, top_k=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("processor", "value"),
+    [(RepetitionPenalty, 0.0), (Temperature, 0.0), (TopK, -1), (TopP, 0.0), (TopP, 1.5)],
+)
+def test_a_value_out_of_range_is_named(processor, value):
+    with pytest.raises(ValueError, match=re.escape(str(value))):
+        processor(value)

@@ -141,7 +141,8 @@ def command(
             note(f"seed {who.seed}")
         if as_json:
             (answer,) = speaker.answer([question], settings, [who])
-            results.append({"prompt": question, "mode": settings.mode} | answer.to_dict())
+            facts = {"prompt": question, "mode": settings.mode, "engine": speaker.engine_name}
+            results.append(facts | answer.to_dict())
             continue
         if isinstance(question, str):
             print(question, end="", flush=True)

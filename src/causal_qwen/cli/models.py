@@ -54,8 +54,6 @@ def load_on(
         try:
             native, processor = load_native(Path(model).expanduser(), dtype=dtype, tell=note)
         except UnservedError as error:
-            if dtype in INTEGERS:
-                raise
             logger.info("%s", error)
         else:
             return native, processor, native.engine
@@ -81,7 +79,7 @@ def _whole_on(
         note(f"{error}; transformers runs it")
         return loaded, processor, None
     moved = give_up_where_moved(loaded.config, dtype)
-    if moved and dtype in INTEGERS:
+    if moved:
         note(moved)
     return loaded, processor, native
 

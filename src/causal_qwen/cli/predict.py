@@ -90,11 +90,12 @@ def command(
     next(reading.prompts(source, BadRows(on_bad_row, silent=True)), None)
     bad_rows = BadRows(on_bad_row)
     start = time.perf_counter()
-    intervals = "cauchy"
+    intervals, ran = "cauchy", None
 
     def records(first: int) -> Iterator[dict[str, Any]]:
-        nonlocal intervals
+        nonlocal intervals, ran
         loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
+        ran = "transformers" if native is None else "native"
         if not raw and loaded.config.conformal_scores is not None:
             intervals = "conformal"
         elif not raw:
@@ -153,6 +154,7 @@ def command(
         "bad_rows": bad_rows.count,
         "level": level,
         "intervals": intervals,
+        "engine": ran,
         "seconds": time.perf_counter() - start,
     }
     if as_json:

@@ -93,7 +93,7 @@ def run(
         return {"texts": len(texts), "bad_rows": bad_rows.count}
     facts = {
         "model": state(model),
-        "engine": "transformers" if speaker.engine is None else "native",
+        "engine": speaker.engine_name,
         "settings": settings.to_dict(),
         "individual": None if person is None else json.loads(person.to_json()),
         "count": count,

@@ -7,6 +7,7 @@ from causal_qwen.lazy import lazy_names
 if TYPE_CHECKING:
     from causal_qwen.conversion.checkpoints import Checkpoint, read_checkpoint, read_config
     from causal_qwen.conversion.loading import check_device, load_model, load_processor
+    from causal_qwen.conversion.packing import load_native
     from causal_qwen.conversion.parity import Parity, Reference, compare, measure_parity, remember
     from causal_qwen.conversion.sources import (
         EMBEDDED,
@@ -33,6 +34,7 @@ __all__ = [
     "convert",
     "load_base",
     "load_model",
+    "load_native",
     "load_processor",
     "measure_parity",
     "open_base",
@@ -54,6 +56,7 @@ __getattr__, __dir__ = lazy_names(
             "load_model",
             "load_processor",
         ),
+        "causal_qwen.conversion.packing": ("load_native",),
         "causal_qwen.conversion.parity": (
             "Parity",
             "Reference",

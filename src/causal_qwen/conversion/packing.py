@@ -8,6 +8,7 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -44,6 +45,7 @@ READ = (".safetensors", ".json", ".jinja", ".txt", ".model")  # of a directory
 HEADS = ("abduction.", "action.", "numeric_embedding.")
 TOKENIZER = "tokenizer"
 SECONDS_AT_REST = 2.0  # a file that changed later may change again without its times saying so
+BYTES = {"float32": 4.1, "bfloat16": 2.1, "int8": 1.3, "int4": 1.3}  # of a parameter, at most
 MOST_BYTES = 8e9  # of all packed files; the least recently used go first
 KEY_DIGITS = 32
 
@@ -196,7 +198,7 @@ def _packed(
         yield TOKENIZER, torch.frombuffer(bytearray(backend), dtype=torch.uint8)
 
     try:
-        check_space(path, checkpoint.bytes("float32"))
+        check_space(path, int(checkpoint.parameters * BYTES[precision]))
         write_stored(path, contents(), facts)
         _make_room(path)
         stored = open_stored(path)
@@ -229,10 +231,13 @@ def _touch(path: Path) -> None:
 
 def _make_room(newest: Path) -> None:
     """Remove the least recently used files while all together are too many bytes; never the newest."""
-    others = [file for file in newest.parent.glob("*.safetensors") if file != newest]
-    states = sorted(((file.stat(), file) for file in others), key=lambda pair: -pair[0].st_mtime)
-    total = newest.stat().st_size
-    for state, file in states:
+    total, states = newest.stat().st_size, []
+    for file in newest.parent.glob("*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):  # another process makes room, too
+            states.append((file.stat(), file))
+    for state, file in sorted(states, key=lambda pair: -pair[0].st_mtime):
+        if file == newest:
+            continue
         total += state.st_size
         if total > MOST_BYTES:
             file.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,11 +23,30 @@ __all__ = ["RepetitionPenalty", "Suppression", "Temperature", "TopK", "TopP", "p
 class SamplingSettings(Protocol):
     """What `processors_of` reads."""
 
-    do_sample: bool
-    repetition_penalty: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
+    @property
+    def do_sample(self) -> bool:
+        """Whether to sample."""
+        ...
+
+    @property
+    def repetition_penalty(self) -> float | None:
+        """Of tokens so far."""
+        ...
+
+    @property
+    def temperature(self) -> float | None:
+        """T."""
+        ...
+
+    @property
+    def top_k(self) -> int | None:
+        """The k best tokens alone."""
+        ...
+
+    @property
+    def top_p(self) -> float | None:
+        """The nucleus of this probability alone."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,10 @@ class RepetitionPenalty:
     """Tokens of prompt and text made less likely."""
 
     penalty: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.penalty < math.inf:
+            raise ValueError(f"repetition_penalty is {self.penalty!r}; it must be a finite number above 0")
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, T) ids and (B, V) logits → (B, V)."""
@@ -47,6 +71,10 @@ class Temperature:
 
     temperature: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature!r}; it must be a finite number above 0")
+
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, V) → (B, V)."""
         return logits / self.temperature
@@ -58,6 +86,10 @@ class TopK:
 
     k: int
 
+    def __post_init__(self) -> None:
+        if not self.k >= 1:
+            raise ValueError(f"top_k is {self.k!r}; it must be at least 1")
+
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, V) → (B, V)."""
         return keep_top_k(logits, self.k)
@@ -68,6 +100,10 @@ class TopP:
     """The nucleus of probability p alone."""
 
     p: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"top_p is {self.p!r}; it must be above 0 and at most 1")
 
     def __call__(self, input_ids: Tensor, logits: Tensor) -> Tensor:
         """(B, V) → (B, V)."""
@@ -93,13 +129,13 @@ def processors_of(settings: SamplingSettings) -> Processors:
 
 
 def _processors(settings: SamplingSettings) -> Iterator[RepetitionPenalty | Temperature | TopK | TopP]:
-    if settings.repetition_penalty not in (None, 1.0):
+    if settings.repetition_penalty is not None and settings.repetition_penalty != 1.0:
         yield RepetitionPenalty(settings.repetition_penalty)
     if not settings.do_sample:
         return
-    if settings.temperature not in (None, 1.0):
+    if settings.temperature is not None and settings.temperature != 1.0:
         yield Temperature(settings.temperature)
-    if settings.top_k not in (None, 0):
+    if settings.top_k:
         yield TopK(settings.top_k)
     if settings.top_p is not None and settings.top_p < 1.0:
         yield TopP(settings.top_p)

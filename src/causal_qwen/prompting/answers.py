@@ -76,6 +76,11 @@ class Speaker:
         self._eos = frozenset([ends] if isinstance(ends, int) else ends or ())
 
     @property
+    def engine_name(self) -> str:
+        """Who runs the forward passes, "native" or "transformers"."""
+        return "transformers" if self.engine is None else "native"
+
+    @property
     def context(self) -> int:
         """Positions that the model has."""
         return int(self.model.config.max_position_embeddings)
