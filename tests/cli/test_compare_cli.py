@@ -90,6 +90,15 @@ def test_refusals_name_the_remedy(run, words, message):
     assert message in str(result.exception)
 
 
+def test_more_than_two_are_ranked(run, directories):
+    prompts = ("--prompts", directories / "prompts.jsonl", "-n", 3, "--coupling", "gumbel", "--json")
+    figures = json.loads(run("ours", "other", "ours", *prompts).stdout)
+    assert len(figures["others"]) == 1
+    assert set(figures["ranking"]["by_mean"]) == {"ours", "other"}
+    refused = run("ours", "other", "ours", "--prompt", "a", "--sequential")
+    assert "--sequential is for two sides" in str(refused.exception)
+
+
 def test_settings_of_a_single_prompt_are_refused(run, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "a", "temperature": 0.5}\n', encoding="utf-8")

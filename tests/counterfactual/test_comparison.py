@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from causal_qwen import Engine, Side, compare
 from causal_qwen.counterfactual.comparison import Comparison, Judge, PlainSpeaker, Said, Score, score_of
@@ -344,3 +344,14 @@ def test_the_report_shows_pairs_and_escapes_them(speaker, tmp_path):
     assert "prefers-color-scheme: dark" in page
     assert page.count('class="pair"') == len(result.extremes) > 0
     assert "http" not in page, "nothing is fetched"
+
+
+def test_models_of_other_architectures_have_what_a_comparison_needs(one_thread):
+    """GPT-2: other names in its configuration, learned positions, no generation config of its own."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=257)
+    other = PlainSpeaker(GPT2LMHeadModel(config).eval(), tiny_tokenizer())
+    result = compare(side(other), side(other), individuals=3, scores=["length"], coupling="gumbel")
+    assert result.first.differing == 0
+    with pytest.raises(ValueError, match="do not fit the context of 32"):
+        compare(side(other), side(other, prompts=["Hello", "long " * 9]), individuals=3, coupling="gumbel")

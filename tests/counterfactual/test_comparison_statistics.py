@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from causal_qwen.counterfactual.comparison.ranking import rank
 from causal_qwen.counterfactual.comparison.sequential import Design, planned_looks
 from causal_qwen.counterfactual.comparison.statistics import Tally, estimate, student, units
 
@@ -154,6 +155,25 @@ def test_the_median_of_individuals_is_not_moved_by_an_outlier():
     assert found.median == pytest.approx(1.0, abs=0.02)
     assert 0.8 < found.median_lower < 1 < found.median_upper < 1.2
     assert found.lower < 0 < found.upper, "the mean's interval widens with its outlier"
+
+
+def test_rankings_that_disagree_are_said():
+    """Three sides that beat one another in a circle, as dice may, whatever their means are."""
+    sides = np.array([[2, 4, 9], [1, 6, 8], [3, 5, 7]], dtype=float)
+    rolls = np.array([(a, b, c) for a in sides[0] for b in sides[1] for c in sides[2]])
+    scores = {name: rolls[:, [index]] for index, name in enumerate("abc")}
+    scores["a"] = scores["a"] + np.where(scores["a"] == 9, 5.0, 0.0)  # the largest mean, and no other wins
+    found = rank(scores)
+    assert found.by_mean[0] == "a"
+    assert found.cycle is not None
+    assert not found.agree
+    wins = found.to_dict()["pairwise"]
+    assert {(entry["a"], entry["b"]) for entry in wins} == set(found.pairwise)
+    plain = rank({"low": np.zeros((5, 2)), "high": np.ones((5, 2)), "middle": np.full((5, 2), 0.5)})
+    assert (plain.by_mean, plain.agree) == (("high", "middle", "low"), True)
+    assert plain.wins["high", "low"] == (1, 0)
+    with pytest.raises(ValueError, match="at least 2"):
+        rank({"alone": np.zeros((5, 2))})
 
 
 def test_a_tally_takes_pairs_in_any_order():

@@ -1,4 +1,4 @@
-"""causal-qwen compare MODEL [OTHER] --prompts FILE."""
+"""causal-qwen compare MODEL [OTHER]... --prompts FILE."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from causal_qwen.cli.progress import bar
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
-    from causal_qwen.counterfactual.comparison import ComparisonResult, Score
+    from causal_qwen.counterfactual.comparison import ComparisonResult, Ranking, Score
     from causal_qwen.counterfactual.comparison.speakers import Talker
     from causal_qwen.prompting import Request
 
@@ -27,8 +27,13 @@ Against = "of the other side; the same if not given."
 
 def command(
     model: shared.Model,
-    other: Annotated[
-        str | None, typer.Argument(help="The other model; the same one if not given.", show_default=False)
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OTHER]...",
+            help="The other model, or several; the same one if not given.",
+            show_default=False,
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -136,10 +141,12 @@ def command(
         )
     if len(asked) != len(asked_against):
         raise ValueError(f"{len(asked)} prompts against {len(asked_against)}; give as many on both sides")
-    other, other_dtype = other or model, against_dtype or dtype
-    names = _names(model, other, dtype, other_dtype, changes, asked is not asked_against)
-    if len(set(names)) == 1:
-        note("both sides are the same: all differences will be 0")
+    rivals, other_dtype = others or [model], against_dtype or dtype
+    if len(rivals) > 1:
+        refused = {"--output": output, "--report": report, "--sequential": sequential or None}
+        for option, value in refused.items():
+            if value is not None:
+                raise ValueError(f"{option} is for two sides; compare {len(rivals) + 1} models without it")
 
     talkers: dict[tuple[str, str], Talker] = {}
 
@@ -170,36 +177,78 @@ def command(
     specs = list(dict.fromkeys(score or ["length"]))
     for spec in specs:  # a wrong one is named before anything is loaded
         score_of(spec, judge=lambda name: lambda texts: ())
-    one, two = talker(model, dtype), talker(other, other_dtype)
-    ours = isinstance(one, Speaker) and isinstance(two, Speaker)
     scores: list[Score | str] = [score_of(spec, judge=judge) for spec in specs]
     partial = None if output is None else output.with_name(f"{output.name}.partial")
     if partial is not None:
         on_interruption(lambda: f"{partial} keeps what was said; the same command goes on behind it")
     # A reference belongs to both prompts of a pair.
-    rows = [dict(request.row) | dict(their.row) for request, their in zip(asked, asked_against, strict=True)]
-    result = compare(
-        Side(one, [request.prompt for request in asked], settings, names[0], rows),
-        Side(two, [request.prompt for request in asked_against], against, names[1], rows),
-        individuals=individuals,
-        scores=scores,
-        coupling=coupling or ("individual" if ours else "gumbel"),
-        seed=seed,
-        sequential=sequential,
-        looks=looks,
-        width=width,
-        level=level,
-        batch_size=batch_size,
-        output=output,
-        watch=bar,
-    )
+    rows = [dict(ours.row) | dict(theirs.row) for ours, theirs in zip(asked, asked_against, strict=True)]
+    one, results = talker(model, dtype), []
+    for other in rivals:
+        names = _names(model, other, dtype, other_dtype, changes, asked is not asked_against)
+        if len(set(names)) == 1:
+            note("both sides are the same: all differences will be 0")
+        two = talker(other, other_dtype)
+        causal = isinstance(one, Speaker) and isinstance(two, Speaker)
+        results.append(
+            compare(
+                Side(one, [request.prompt for request in asked], settings, names[0], rows),
+                Side(two, [request.prompt for request in asked_against], against, names[1], rows),
+                individuals=individuals,
+                scores=scores,
+                coupling=coupling or ("individual" if causal else "gumbel"),
+                seed=seed,
+                sequential=sequential,
+                looks=looks,
+                width=width,
+                level=level,
+                batch_size=batch_size,
+                output=output,
+                watch=bar,
+            )
+        )
     if report is not None:
-        write_report(result, report)
+        write_report(results[0], report)
         note(f"report: {report}")
+    ranking = _ranking(results, specs[0], level) if len(results) > 1 else None
     if as_json:
-        print_json(result.to_dict())
-    else:
+        more = {} if ranking is None else {"others": [result.to_dict() for result in results[1:]]}
+        print_json(results[0].to_dict() | more | ({} if ranking is None else {"ranking": ranking.to_dict()}))
+        return
+    for result in results:
         _show(result)
+    if ranking is not None:
+        _show_ranking(ranking)
+
+
+def _ranking(results: list[ComparisonResult], score: str, level: float) -> Ranking:
+    """All models by the first score; the first model's texts are the same in every comparison.
+
+    Raises:
+        ValueError: If the comparisons were coupled in different ways.
+    """
+    from causal_qwen.counterfactual.comparison import rank
+
+    couplings = {result.coupling for result in results}
+    if len(couplings) > 1:
+        raise ValueError(
+            f"models were coupled by {' and by '.join(sorted(couplings))}; give one --coupling for all"
+        )
+    matrices = {results[0].names[0]: results[0].matrices[score][0]}
+    for result in results:
+        matrices[result.names[1]] = result.matrices[score][1]
+    return rank(matrices, level=level)
+
+
+def _show_ranking(ranking: Ranking) -> None:
+    print(f"by mean: {' > '.join(ranking.by_mean)}")
+    if ranking.agree:
+        print("by wins: the same order")
+        return
+    print(f"by wins: {' > '.join(ranking.by_wins)}: the rankings disagree")
+    if ranking.cycle is not None:
+        first, second, third = ranking.cycle
+        print(f"in a circle: {first} beats {second}, {second} beats {third}, and {third} beats {first}")
 
 
 def _requests(asking: Any, file: Path | None, texts: list[str] | None, options: str) -> list[Request]:

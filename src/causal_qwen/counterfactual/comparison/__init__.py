@@ -1,11 +1,13 @@
 """Comparison on the same individuals: two prompts, two models or two settings.
 
-`run` plans and pairs, `speakers` and `gumbel` make the texts, `scores` and `judge` score them, `statistics`
-and `sequential` say what follows, `report` shows it.
+`plan` says who answers what, `speakers` and `gumbel` make the texts, `scores` and `judge` score them,
+`statistics`, `sequential` and `ranking` say what follows, `run` does all of it, and `report` shows it.
 """
 
 from causal_qwen.counterfactual.comparison.judge import Judge
-from causal_qwen.counterfactual.comparison.run import Comparison, ComparisonResult, Pair, Side, compare
+from causal_qwen.counterfactual.comparison.plan import Comparison, Pair, Side
+from causal_qwen.counterfactual.comparison.ranking import Ranking, rank
+from causal_qwen.counterfactual.comparison.run import ComparisonResult, compare
 from causal_qwen.counterfactual.comparison.scores import Said, Score, score_of
 from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker
 from causal_qwen.counterfactual.comparison.statistics import Estimate, Tally
@@ -17,10 +19,12 @@ __all__ = [
     "Judge",
     "Pair",
     "PlainSpeaker",
+    "Ranking",
     "Said",
     "Score",
     "Side",
     "Tally",
     "compare",
+    "rank",
     "score_of",
 ]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.counterfactual.comparison.run import ComparisonResult, Pair
+from causal_qwen.counterfactual.comparison.plan import Pair
+from causal_qwen.counterfactual.comparison.run import ComparisonResult
 from causal_qwen.counterfactual.comparison.statistics import Estimate
 from causal_qwen.evaluation import page
 

@@ -83,9 +83,10 @@ class PlainSpeaker:
         """As in `Speaker`."""
         if not isinstance(prompt, str) and self.tokenizer.chat_template is None:
             raise ValueError("the model has no chat template; give plain text, without --chat and --system")
-        check_context(
-            self.model.config.max_position_embeddings, len(self.ids(prompt)), settings.max_new_tokens
-        )
+        length = len(self.ids(prompt))
+        context = getattr(self.model.config, "max_position_embeddings", None)  # some models have no bound
+        if context is not None:
+            check_context(context, length, settings.max_new_tokens)
 
     def answer(
         self,
@@ -212,6 +213,6 @@ def fingerprint(talker: Talker) -> str:
         part = tensor.detach().flatten()[:ENTRIES_HASHED].float().cpu()
         digest.update(name.encode() + part.numpy().tobytes())
     if isinstance(talker, Speaker) and talker.engine is not None:
-        digest.update(str(type(talker.engine.weights.head)).encode())
-        digest.update(str(talker.engine.weights.head.weight.dtype).encode())
+        packed = talker.engine.weights.head.weight
+        digest.update(f"{packed.dtype} {tuple(packed.shape)}".encode())
     return digest.hexdigest()

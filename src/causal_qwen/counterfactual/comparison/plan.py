@@ -1,0 +1,232 @@
+"""The plan of a comparison: two sides, who answers what in which order, and the pairs as they are made.
+
+Noise is keyed by (seed, index of the generated token), so prompts of different length stay coupled. This
+module knows neither how noise is drawn nor what follows from the pairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from causal_qwen.counterfactual.comparison.scores import Said, Score, score_of
+from causal_qwen.counterfactual.comparison.speakers import (
+    PlainSpeaker,
+    Talker,
+    check_cause_space,
+    fingerprint,
+    speak,
+)
+from causal_qwen.counterfactual.comparison.statistics import Tally
+from causal_qwen.data import Prompt
+from causal_qwen.individual import SEEDS, Individual
+from causal_qwen.prompting import Settings
+
+__all__ = ["BATCH", "Comparison", "Coupling", "Pair", "Side"]
+
+Coupling = Literal["individual", "gumbel", "independent"]
+BATCH = 32  # texts at a time: on the CPU the fastest, and native code takes up to 48
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared.
+
+    Args:
+        talker: Who answers: a `Speaker`, or a `PlainSpeaker` for a model that is not ours.
+        prompts: What is asked.
+        settings: How it is decided; a mode that is not given is the coupling's.
+        name: For reports.
+        rows: Of the prompts, where a score needs a reference.
+    """
+
+    talker: Talker
+    prompts: Sequence[Prompt]
+    settings: Settings = field(default_factory=Settings)
+    name: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one individual, or in coupling "independent" two, said to one prompt on both sides.
+
+    Args:
+        individual: Index of the individual.
+        prompt: Index of the prompt.
+        a: What was said on side A, as JSON has it: prompt, individual, text, tokens, numbers, finish_reason.
+        b: The same of side B.
+        scores_a: By the name of the score; None where the text has none.
+        scores_b: The same of side B.
+    """
+
+    individual: int
+    prompt: int
+    a: Mapping[str, Any]
+    b: Mapping[str, Any]
+    scores_a: Mapping[str, float | None]
+    scores_b: Mapping[str, float | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of the JSONL file."""
+        return asdict(self)
+
+
+class Comparison:
+    """What is compared, and in which order.
+
+    Args:
+        a: Side A.
+        b: Side B, with as many prompts.
+        individuals: How many answer every prompt.
+        scores: `Score`s, or their names.
+        coupling: "individual", "gumbel" or "independent".
+        seed: Of the first individual; the others follow.
+        batch_size: Texts at a time.
+        looks: Individuals at each look, the last is all of them; () looks at the end only.
+
+    Raises:
+        ValueError: If the sides cannot be compared; the message says what would be right.
+    """
+
+    def __init__(
+        self,
+        a: Side,
+        b: Side,
+        *,
+        individuals: int,
+        scores: Sequence[Score | str] = ("length",),
+        coupling: Coupling = "individual",
+        seed: int = 0,
+        batch_size: int = BATCH,
+        looks: tuple[int, ...] = (),
+    ) -> None:
+        if coupling not in get_args(Coupling):
+            raise ValueError(f"coupling is {coupling!r}; choose one of {', '.join(get_args(Coupling))}")
+        if individuals < 2:
+            raise ValueError(f"individuals is {individuals}; an interval needs at least 2")
+        if not 0 <= seed <= SEEDS - 2 * individuals:
+            raise ValueError(f"seed is {seed}; with those that follow it must lie within 0 and 2**64 - 1")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if not a.prompts or len(a.prompts) != len(b.prompts):
+            raise ValueError(
+                f"{len(a.prompts)} prompts against {len(b.prompts)}; give as many on both sides, at least one"
+            )
+        self.scores = tuple(score_of(score) if isinstance(score, str) else score for score in scores)
+        names = [score.name for score in self.scores]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"scores are {', '.join(names) or 'none'}; give at least one, each once")
+        self.coupling, self.individuals, self.seed = coupling, individuals, seed
+        self.batch_size, self.looks = batch_size, looks or (individuals,)
+        if coupling == "individual":
+            check_cause_space(a.talker, b.talker)
+        self.a, self.b = (replace(side, settings=self._settings(side)) for side in (a, b))
+        for side in (self.a, self.b):
+            for prompt in side.prompts:
+                side.talker.check(prompt, side.settings)
+
+    def _settings(self, side: Side) -> Settings:
+        """With the mode that the coupling asks for."""
+        plain, mode = isinstance(side.talker, PlainSpeaker), side.settings.mode
+        wanted = "compatible" if self.coupling == "gumbel" or plain else mode or "causal"
+        if mode is not None and mode != wanted:
+            raise ValueError(
+                f"mode {mode!r} with coupling {self.coupling!r}: tokens are drawn by Gumbel noise on logits, "
+                "which is mode 'compatible'; leave the mode out, or take another coupling"
+            )
+        if self.coupling == "individual" and wanted == "compatible":
+            raise ValueError(
+                "mode 'compatible' samples tokens, not individuals; take coupling 'gumbel', or mode 'causal'"
+            )
+        top_k = 0 if side.settings.top_k is None else side.settings.top_k
+        return replace(side.settings, mode=wanted, sample=True, top_k=top_k)
+
+    @property
+    def total(self) -> int:
+        """How many pairs there are at most."""
+        return self.individuals * len(self.a.prompts)
+
+    def tally(self) -> Tally:
+        """An empty one for these pairs."""
+        names = tuple(score.name for score in self.scores)
+        return Tally(self.individuals, len(self.a.prompts), names)
+
+    def order(self) -> list[tuple[int, int]]:
+        """(individual, prompt) of every pair: look by look, and prompt by prompt within a look, so that texts
+        of one prompt lie together and its prefill is shared.
+        """
+        starts = (0, *self.looks[:-1])
+        return [
+            (person, prompt)
+            for start, end in zip(starts, self.looks, strict=True)
+            for prompt in range(len(self.a.prompts))
+            for person in range(start, end)
+        ]
+
+    def pairs(self, start: int = 0) -> Iterator[Pair]:
+        """All pairs behind the first ``start``, as they are made; a batch that was cut is computed again."""
+        order = self.order()
+        for first, end in self._batches():
+            if end <= start:
+                continue
+            places = order[first:end]
+            both = [self._texts(side, places, letter) for side, letter in ((self.a, "a"), (self.b, "b"))]
+            scored = [[score(texts) for score in self.scores] for texts in both]
+            for index in range(max(start - first, 0), len(places)):
+                one, other = (self._scored(columns, index) for columns in scored)
+                said = [texts[index].to_dict() for texts in both]
+                yield Pair(*places[index], _spoken(said[0]), _spoken(said[1]), one, other)
+
+    def _batches(self) -> Iterator[tuple[int, int]]:
+        """First and end of each; none crosses a look, so that batches do not depend on when one stops."""
+        prompts = len(self.a.prompts)
+        for start, end in zip((0, *self.looks[:-1]), self.looks, strict=True):
+            for first in range(start * prompts, end * prompts, self.batch_size):
+                yield first, min(first + self.batch_size, end * prompts)
+
+    def _texts(self, side: Side, places: Sequence[tuple[int, int]], letter: str) -> list[Said]:
+        strangers = self.individuals if self.coupling == "independent" and letter == "b" else 0
+        people = [Individual(self.seed + strangers + person) for person, _ in places]
+        prompts = [side.prompts[prompt] for _, prompt in places]
+        answers = speak(side.talker, prompts, side.settings, people)
+        rows = [side.rows[prompt] if side.rows else {} for _, prompt in places]
+        return [
+            Said(prompt, answer, letter, person.seed, row)
+            for prompt, answer, person, row in zip(prompts, answers, people, rows, strict=True)
+        ]
+
+    def _scored(self, columns: Sequence[Sequence[float]], index: int) -> dict[str, float | None]:
+        values = {score.name: column[index] for score, column in zip(self.scores, columns, strict=True)}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """What the texts depend on: a file of pairs is continued by the same comparison only."""
+        return {
+            "kind": "causal-qwen comparison",
+            "coupling": self.coupling,
+            "individuals": self.individuals,
+            "seed": self.seed,
+            "scores": [score.name for score in self.scores],
+            "batch_size": self.batch_size,
+            "looks": list(self.looks),
+            "sides": [
+                {
+                    "name": side.name,
+                    "model": fingerprint(side.talker),
+                    "settings": side.settings.to_dict(),
+                    "prompts": hashlib.sha256(
+                        json.dumps([list(side.prompts), list(side.rows)], default=str).encode()
+                    ).hexdigest(),
+                }
+                for side in (self.a, self.b)
+            ],
+        }
+
+
+def _spoken(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in ("side", "row")}
