@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from causal_qwen.decoder.stopping import JsonComplete, StopCondition, as_conditi
 from causal_qwen.evaluation import predict
 from causal_qwen.evaluation.predict import Prediction
 from causal_qwen.generation.batching import Batch, NativeBatch, SingleBatch, prepared
+from causal_qwen.generation.protocol import CausalModel
 from causal_qwen.generation.settings import resolve
 from causal_qwen.individual import SEEDS, Individual
 from causal_qwen.number_processor import NumberProcessor
@@ -118,6 +119,7 @@ class Desk:
         limits: Limits | None = None,
     ) -> None:
         self.model, self.processor, self.engine, self.name = model, processor, engine, name
+        self._speaks = cast(CausalModel, model)  # as generation sees it
         self.reading, self.mode = reading or Reading(), mode
         self.limits = limits or Limits()
         self.precision = _precision(model, engine)
@@ -130,8 +132,8 @@ class Desk:
     def batch(self) -> Batch:
         """Where texts are continued."""
         if self.engine is None:
-            return SingleBatch(self.model)
-        return NativeBatch(self.model, self.engine, self.limits.batch)
+            return SingleBatch(self._speaks)
+        return NativeBatch(self._speaks, self.engine, self.limits.batch)
 
     @property
     def context(self) -> int:
@@ -148,7 +150,7 @@ class Desk:
     def card(self) -> dict[str, Any]:
         """What /v1/models says."""
         config = self.model.config
-        defaults = resolve(self.model, None, **dict.fromkeys(NOISE))
+        defaults = resolve(self._speaks, None, **dict.fromkeys(NOISE))
         defaults |= {
             "inference_mode": self.mode,
             "top_k": self.model._prepare_generation_config(None)[0].top_k,
@@ -290,7 +292,7 @@ class Desk:
             options["individual"] = person
             if asked.noise_gain is not None:
                 options["noise_gain"] = asked.noise_gain
-        text = prepared(self.model, dict(inputs), options, max_new_tokens=settings.max_new_tokens)
+        text = prepared(self._speaks, dict(inputs), options, max_new_tokens=settings.max_new_tokens)
         if asked.json_object:
             # First of all: the k best are to be the best of those that fit.
             own = JsonObject(self.processor, inputs["input_ids"].shape[1])
