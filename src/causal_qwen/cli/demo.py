@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -84,6 +86,10 @@ def command(
     for line in story.COMMANDS:
         print(f"  {line.format(base=base, out=out, prompt=prompt)}")
     print(f"\n{file} has the pictures. It took {time.monotonic() - began:.0f} seconds.")
+    print("Talk to what it has made, on a page and over HTTP:")
+    # The program of this environment, which need not be on the path.
+    program = os.path.relpath(Path(sys.executable).with_name("causal-qwen"))
+    print(f"  {story.SERVE.format(program=program, out=out)}")
     if measured.max_abs_logit_diff != 0.0 or not same or not repeated:
         raise typer.Exit(1)
 

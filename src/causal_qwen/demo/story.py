@@ -44,6 +44,7 @@ from causal_qwen.training.records import METRICS_FILE, read_records
 __all__ = [
     "COMMANDS",
     "SEED",
+    "SERVE",
     "Forecast",
     "Learned",
     "ask_what_if",
@@ -93,6 +94,8 @@ COMMANDS = (
     'causal-qwen counterfactual {out}/cars "USA 1976, 8 cylinders, 4000 pounds: " '
     '--do "USA 1976, 4 cylinders, 2400 pounds: " --seed 7',
 )
+
+SERVE = "{program} serve {out}/cars"
 
 
 @dataclass(frozen=True)
