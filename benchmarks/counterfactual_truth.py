@@ -1,7 +1,7 @@
 """Counterfactuals of numbers against a truth that is known, and effects against what others measured.
 
-People: a structural model of our own (`structural`) writes sentences of 1,000 people, of whom everybody makes
-one of two choices. The number head is solved on what happened to 576 of them. For the others the observed
+People: a structural model of our own (`structural`) writes sentences of 750 people, of whom everybody makes
+one of two choices. The number head is solved on what happened to 500 of them. For the others the observed
 income says who they are, and the income of the other choice is asked; the structural model knows it. Beside
 it: the same head without the observation, the observed income itself, two boosting models on the columns
 with and without the same step, and the base with digits as text and replayed Gumbel noise. Nothing is chosen
@@ -42,9 +42,9 @@ from worlds import both_worlds, solve
 
 OPTIONS = {
     "base": BASE,
-    "people": Option("of the structural model", 1000, smoke=80),
-    "tested": Option("people who are held out, others in each draw", 424, smoke=20),
-    "draws": Option("of choices and noise", 3, smoke=1, quick=1),
+    "people": Option("of the structural model", 750, smoke=80),
+    "tested": Option("people who are held out, others in each draw", 250, smoke=20),
+    "draws": Option("of choices and noise", 3, smoke=1, quick=2),
     "trained": Option("people whom the default recipe learns from end to end", 300, smoke=30, quick=0),
     "replayed": Option("people whose digits are replayed", 40, smoke=1, quick=16),
     "shots": Option("training rows that digits as text reads", 12, smoke=1),
