@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 # Workers of the tests, one thread each.
 JOBS ?= 2
-SHARED := effect_data frozen measure peers render replay structural table_data worlds
+SHARED := effect_data effect_learners frozen measure peers render replay structural table_data worlds
 BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))
 # causallib is read for its data only: it wants an older pandas.
 PEERS := xllamacpp==2026.10.11549 cut-cross-entropy==25.1.1 liger-kernel==0.8.5 causallib==0.10.0

@@ -17,7 +17,8 @@ from conftest import tiny_base, tiny_tokenizer
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 NO_SCRIPT = {
-    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "worlds",
+    "effect_data", "effect_learners", "frozen", "measure", "peers", "render", "replay", "structural",
+    "table_data", "worlds",
 }  # fmt: skip
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
@@ -39,7 +40,7 @@ KEYS = {
     "cars": ({"medians", "runs", "splits"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "counterfactual_truth": (
-        {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end", "effects"},
+        {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end"},
     ),
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
@@ -66,6 +67,7 @@ KEYS = {
     "tables": ({"tables", "free_text_wins"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),
+    "treatment_effects": ({"effects", "published"},),
     "tuning": ({"frozen_mdae", "tuned_mdae", "change", "curve"},),
     "tuning_tables": ({"occupations"},),
     "words": ({"agreement", "start", "bounded", "unbounded", "cross_entropy"},),
