@@ -7,7 +7,7 @@ PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 # Workers of the tests, one thread each.
 JOBS ?= 2
 # vllm.py runs in the environment of vLLM.
-SHARED := effect_data frozen measure peers render replay structural table_data vllm worlds writers
+SHARED := effect_data effect_learners frozen measure peers render replay structural table_data vllm worlds writers
 BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))
 VLLM := .venv-vllm
 VLLM_PYTHON := $(VLLM)/bin/python

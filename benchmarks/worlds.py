@@ -30,8 +30,8 @@ from causal_qwen.value_space import ValueSpace
 from measure import watched
 
 BATCH = 16
-CHOOSING_FOLDS, FOLDS = 5, 20
-STRENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)
+CHOOSING_FOLDS, FOLDS = 5, 10
+STRENGTHS = (1e-3, 1e-4, 1e-5)
 KINDS: tuple[Literal["linear", "log"], ...] = ("linear", "log")
 Array = np.ndarray[Any, Any]
 

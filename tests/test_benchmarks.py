@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 # vllm runs where vLLM is: tests/serving_vllm.
 NO_SCRIPT = {
-    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "vllm",
-    "worlds", "writers",
+    "effect_data", "effect_learners", "frozen", "measure", "peers", "render", "replay", "structural",
+    "table_data", "vllm", "worlds", "writers",
 }  # fmt: skip
 SCRIPTS = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - NO_SCRIPT)
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
@@ -42,7 +42,7 @@ KEYS = {
     "comparison": ({"compared", "independent", "coverage"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "counterfactual_truth": (
-        {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end", "effects"},
+        {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end"},
     ),
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
@@ -73,6 +73,7 @@ KEYS = {
     "tables": ({"tables", "free_text_wins"},),
     "training": (TRAINING,),
     "transfer": ({"default", "published", "none"},),
+    "treatment_effects": ({"effects", "published"},),
     "tuning": ({"frozen_mdae", "tuned_mdae", "change", "curve"},),
     "tuning_tables": ({"occupations"},),
     "words": ({"agreement", "start", "rivals", "bounded", "unbounded", "cross_entropy"},),

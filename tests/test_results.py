@@ -27,8 +27,8 @@ def render(monkeypatch):
 
 
 HELPERS = {
-    "effect_data", "frozen", "measure", "peers", "render", "replay", "structural", "table_data", "worlds",
-    "writers",
+    "effect_data", "effect_learners", "frozen", "measure", "peers", "render", "replay", "structural",
+    "table_data", "worlds", "writers",
 }  # fmt: skip
 
 
