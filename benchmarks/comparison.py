@@ -4,7 +4,8 @@ On the embedded base: (i) float32 against int4, (ii) the base against a copy tha
 texts of scikit-learn's data sets, (iii) two wordings of a question. Every individual answers every prompt on
 both sides; the figure is Var(A − B)/(Var A + Var B) within prompts, 1 for strangers, with a bootstrap
 interval over individuals. The base comes from 4 bits, so its int4 *is* its float32 to the last bits: that is
-measured on one block of individuals, and (i) for the same function with its weights moved off that grid.
+measured on one block of individuals, and (i) for the same function with its weights moved off that grid,
+at int8 too.
 "independent" pairs each individual of A with the next one of B, from the same texts. The coverage of the
 intervals, at the end and after looking, is simulated with known differences.
 
@@ -46,6 +47,7 @@ SCORES = {"nats": "nats under the base", "distinct": "distinct tokens", "length"
 COMPARISONS = {
     "grid": "float32 against int4, as embedded",
     "int4": "float32 against int4, off the grid",
+    "int8": "float32 against int8, off the grid",
     "tuned": "base against a fine-tuned copy",
     "wording": "two wordings of a question",
 }
@@ -167,9 +169,19 @@ class Texts:
     @functools.cached_property
     def int4(self) -> Speaker:
         """The same function with its weights off the grid, at four bits."""
+        return _speaker(*self.moved, "int4")
+
+    @functools.cached_property
+    def int8(self) -> Speaker:
+        """The same at eight bits."""
+        return _speaker(*self.moved, "int8")
+
+    @functools.cached_property
+    def moved(self) -> tuple[Any, Any]:
+        """The base with every weight off the grid, and the same function."""
         model, processor = load_model(self.arguments.base, dtype="float32")
         leave_the_grid(model)
-        return _speaker(model, processor, "int4")
+        return model, processor
 
     @functools.cached_property
     def tuned(self) -> Speaker:
@@ -193,6 +205,7 @@ SIDES: dict[str, Callable[[Texts], tuple[Speaker, str]]] = {
     "tuned": lambda texts: (texts.tuned, WORDINGS[0]),
     "wording": lambda texts: (texts.base(), WORDINGS[1]),
     "int4": lambda texts: (texts.int4, WORDINGS[0]),
+    "int8": lambda texts: (texts.int8, WORDINGS[0]),
     "grid": lambda texts: (texts.grid, WORDINGS[0]),
 }
 
