@@ -10,10 +10,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,7 +28,10 @@ from transformers import (
 from causal_qwen.context import check_context
 from causal_qwen.counterfactual.comparison.gumbel import Keys, gumbel_choice, token_keys
 from causal_qwen.data import Prompt
+from causal_qwen.decoder.packed import MATRICES
 from causal_qwen.individual import Individual
+from causal_qwen.kernels.products import Matrix
+from causal_qwen.native_model import NativeModel
 from causal_qwen.prompting import Answer, Settings, Speaker
 from causal_qwen.prompting.answers import before_stop
 
@@ -183,17 +187,17 @@ def check_cause_space(one: Talker, other: Talker) -> None:
             "coupling 'individual' is noise in the space of causes, and one of the models has none; convert "
             f"it (causal-qwen convert), or {remedy}"
         )
-    weights = [speaker.model.lm_head.weight.detach() for speaker in (one, other)]
-    if weights[0] is weights[1]:
+    if one.model is other.model:
         return
-    sizes = [weight.shape[1] for weight in weights]
+    weights = [_vocabulary(speaker) for speaker in (one, other)]
+    sizes = [weight.columns for weight in weights]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the causes have {sizes[0]} and {sizes[1]} dimensions, so no individual can be the same in "
             f"both; {remedy}"
         )
-    rows = torch.linspace(0, min(len(weight) for weight in weights) - 1, ROWS_COMPARED).long().unique()
-    first, second = (weight[rows.to(weight.device)].float().cpu() for weight in weights)
+    rows = torch.linspace(0, min(len(one.weight) for one in weights) - 1, ROWS_COMPARED).long().unique()
+    first, second = (weight.rows(rows.to(weight.weight.device)).dense().float().cpu() for weight in weights)
     cosine = float(torch.cosine_similarity(first, second).median())
     if cosine < LEAST_COSINE:
         raise ValueError(
@@ -207,12 +211,35 @@ def fingerprint(talker: Talker) -> str:
     if not isinstance(talker, Speaker | PlainSpeaker):
         return type(talker).__name__
     digest = hashlib.blake2b(digest_size=8)
-    fields = {name: value for name, value in talker.model.config.to_dict().items() if name[0] != "_"}
+    model = talker.model
+    config = asdict(model.config) if isinstance(model, NativeModel) else model.config.to_dict()
+    fields = {name: value for name, value in config.items() if name[0] != "_"}
     digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(talker.model.state_dict().items()):
+    for name, tensor in sorted(_tensors(model).items()):
         part = tensor.detach().flatten()[:ENTRIES_HASHED].float().cpu()
         digest.update(name.encode() + part.numpy().tobytes())
     if isinstance(talker, Speaker) and talker.engine is not None:
         packed = talker.engine.weights.head.weight
         digest.update(f"{packed.dtype} {tuple(packed.shape)}".encode())
     return digest.hexdigest()
+
+
+def _vocabulary(speaker: Speaker) -> Matrix:
+    """W, as whoever runs the forward passes has it."""
+    if isinstance(speaker.model, NativeModel):
+        assert speaker.engine is not None  # it has no other weights
+        return speaker.engine.weights.head
+    return Matrix(speaker.model.lm_head.weight.detach())
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    """All of a model's by name; a packed one's heads, and the matrices of its blocks."""
+    if not isinstance(model, NativeModel):
+        tensors: dict[str, Tensor] = model.state_dict()
+        return tensors
+    heads = {"abduction": model.abduction, "action": model.action, "numbers": model.numeric_embedding}
+    named = {f"{name}.{key}": one for name, head in heads.items() for key, one in head.state_dict().items()}
+    assert model.engine is not None  # it has no other weights
+    for index, block in enumerate(model.engine.weights.blocks):
+        named |= {f"blocks.{index}.{name}": getattr(block, name).weight for name in MATRICES}
+    return named
