@@ -129,6 +129,36 @@ def test_steps_are_the_uncached_features():
     assert cache.length == 9
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_texts_that_are_extended_together_are_those_alone(precision, qk_norm):
+    """However they are cut into pieces, and whoever else is there: bit for bit."""
+    engine = Engine.from_model(decoder(qk_norm=qk_norm), precision=precision)
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, 90, (1, length), generator=generator) for length in (1, 5, 23, 60)]
+    alone = [engine.hidden(text)[0] for text in texts]
+    caches, parts = [engine.new_cache(1, 60) for _ in texts], [[] for _ in texts]
+    while any(cache.length < text.shape[1] for cache, text in zip(caches, texts, strict=True)):
+        draws = torch.randint(0, 8, (len(texts),), generator=generator).tolist()
+        counts = [
+            min(draw, text.shape[1] - cache.length)
+            for draw, text, cache in zip(draws, texts, caches, strict=True)
+        ]
+        chosen = [index for index, count in enumerate(counts) if count]
+        if not chosen:
+            continue
+        new = [texts[i][0, caches[i].length : caches[i].length + counts[i]] for i in chosen]
+        features = engine.extend(
+            engine.embed(torch.cat(new)[None])[0], [caches[i] for i in chosen], [counts[i] for i in chosen]
+        )
+        for index, part in zip(chosen, features.split([counts[i] for i in chosen]), strict=True):
+            parts[index].append(part)
+    for own, expected in zip(parts, alone, strict=True):
+        assert torch.equal(torch.cat(own), expected)
+    with pytest.raises(ValueError, match="with room"):
+        engine.extend(engine.embed(texts[0])[0], caches[-1:], [1])
+
+
 def test_a_cache_or_features_of_another_model_are_refused():
     """Native code would read past their end."""
     model = decoder(num_key_value_heads=2)

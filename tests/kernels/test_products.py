@@ -37,6 +37,21 @@ def test_every_form_of_a_product_is_the_product(kind, shift, vocab, columns, cou
     torch.testing.assert_close(Linear(matrix)(x).double(), expected, rtol=1e-5, atol=error)
 
 
+@pytest.mark.parametrize(("kind", "vocab", "columns", "count"), [form for form in FORMS if form[3] > 1])
+def test_a_product_does_not_depend_on_its_neighbours(kind, vocab, columns, count):
+    """Bit for bit: so a text is the same alone and in a batch."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(vocab, columns, generator=generator)
+    matrix = quantise(weight, kind) if isinstance(kind, int) else Matrix(weight.to(getattr(torch, kind)))
+    x = torch.randn(count, columns, generator=generator)
+    scorer, scale = TokenScorer(matrix, bias=torch.randn(vocab), balance=torch.rand(vocab)), x.abs() + 0.1
+    together = (scorer(x), *scorer.scores(x, scale), scorer.z_scores(x, scale)[0])
+    for row in range(count):
+        own = slice(row, row + 1)
+        alone = scorer(x[own]), *scorer.scores(x[own], scale[own]), scorer.z_scores(x[own], scale[own])[0]
+        assert all(torch.equal(one[own], other) for one, other in zip(together, alone, strict=True))
+
+
 def test_native_code_is_here_and_serves_many_vectors():
     """Tests run where there is a compiler: without it the others would prove nothing of cpp/."""
     assert library.library() is not None

@@ -91,8 +91,8 @@ def command(
     if as_json:
         defined = {name: entry if math.isfinite(entry) else None for name, entry in metrics.items()}
         ran = "transformers" if native is None else "native"
-        how: dict[str, object] = {"engine": ran, "seconds": seconds}
-        print_json(defined | counts | how | {"report": None if report is None else str(report)})
+        run: dict[str, object] = {"engine": ran, "seconds": seconds}
+        print_json(defined | counts | run | {"report": None if report is None else str(report)})
         return
     rows = [(name, f"{entry:.4g}") for name, entry in metrics.items()]
     print_table(f"{model} on {data}", rows + [(name, f"{count:,}") for name, count in counts.items()])

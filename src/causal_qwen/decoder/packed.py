@@ -21,7 +21,7 @@ from causal_qwen.decoder.config import DecoderConfig
 from causal_qwen.kernels.native import GROUP
 from causal_qwen.kernels.products import Matrix, dense_products
 
-__all__ = ["PackedBlock", "PackedWeights", "Precision", "normalise", "pack", "parts", "quantise"]
+__all__ = ["MATRICES", "PackedBlock", "PackedWeights", "Precision", "normalise", "pack", "parts", "quantise"]
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 BITS = {"int8": 8, "int4": 4}

@@ -64,16 +64,15 @@ class NativeStep:
             ValueError: If ``x`` or the cache is another model's, or not of float32.
         """
         self._check(cache)
-        slot, batch = cache.length, cache.batch
+        slot, batch, width = cache.length, cache.batch, self._slot_width
+        features = pointer(x, (batch, 1, self._config.hidden_size))
+        valid = pointer(cache.valid, dtype=torch.bool) or 0
         cache.valid[:, slot] = True
         cache.length += 1
-        width = self._slot_width
-        valid = pointer(cache.valid, dtype=torch.bool) or 0
         texts = [
             CText(*cache.addresses, valid + row * cache.capacity, row * width, batch * width)
             for row in range(batch)
         ]
-        features = pointer(x, (batch, 1, self._config.hidden_size))
         return self._run(x, features, texts, list(range(batch)), [slot] * batch)
 
     def extend(self, x: Tensor, caches: Sequence[KVCache], counts: Sequence[int]) -> Tensor:
@@ -93,20 +92,22 @@ class NativeStep:
         Raises:
             ValueError: As for a call.
         """
-        texts, owners, slots = list[CText](), list[int](), list[int]()
-        for index, (cache, count) in enumerate(zip(caches, counts, strict=True)):
+        for cache, count in zip(caches, counts, strict=True):
             self._check(cache)
             if cache.batch != 1 or cache.length + count > cache.capacity:
                 raise ValueError(
                     f"{count} tokens behind {cache.length} in a cache of {cache.batch} rows and "
                     f"{cache.capacity} slots; each text has a cache of one row, with room for it"
                 )
+        features = pointer(x, (sum(counts), self._config.hidden_size))
+        texts, owners, slots = list[CText](), list[int](), list[int]()
+        for index, (cache, count) in enumerate(zip(caches, counts, strict=True)):
             texts.append(CText(*cache.addresses, None, 0, self._slot_width))
             owners += [index] * count
             slots += range(cache.length, cache.length + count)
             cache.valid[:, cache.length : cache.length + count] = True
             cache.length += count
-        return self._run(x, pointer(x, (len(slots), self._config.hidden_size)), texts, owners, slots)
+        return self._run(x, features, texts, owners, slots)
 
     @property
     def _slot_width(self) -> int:

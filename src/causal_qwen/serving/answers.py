@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -147,7 +149,7 @@ async def predict_rows(desk: Desk, scheduler: Scheduler, request: Request, body:
     for start in range(0, len(body.rows), ROWS_AT_A_TIME):
         if await request.is_disconnected():
             return Response(status_code=CLIENT_GONE)
-        future = scheduler.run(lambda start=start: desk.predictions(body, reading, start))  # type: ignore[misc]
+        future = scheduler.run(partial(desk.predictions, body, reading, start), begun=start > 0)
         found: list[Prediction] = await asyncio.wrap_future(future)
         data += [_prediction(start + offset, one) for offset, one in enumerate(found)]
     calibrated = not body.raw_intervals and desk.model.config.conformal_scores is not None
@@ -184,6 +186,8 @@ async def counterfact(
         raw_intervals=body.raw_intervals,
     )
     (person,) = asked.people(1)
+    if person.path is not None and body.top_k is None:  # it is replayed as it was abducted
+        asked = replace(asked, settings=replace(asked.settings, top_k=0))
     after = Individual((person.seed + 1) % SEEDS, person.persistence)
     other = desk.person(body.control) or after
     prompts = [desk.prompt(prompt) for prompt in (body.prompt, *body.interventions, body.prompt)]

@@ -112,7 +112,7 @@ class _Comparing:
             jobs = [job for group in groups for job in group]
             everything += jobs
             said: list[list[Piece]] = [[] for _ in jobs]
-            async with Waiting(scheduler, jobs, request) as waiting:
+            async with Waiting(scheduler, jobs, request, begun=first > 0) as waiting:
                 async for place, piece in waiting.pieces():
                     if piece.error is not None:
                         raise piece.error

@@ -77,8 +77,12 @@ class Scheduler:
         """Whether nothing new is taken."""
         return self._draining
 
-    def submit(self, jobs: Iterable[Job]) -> None:
+    def submit(self, jobs: Iterable[Job], *, begun: bool = False) -> None:
         """Put jobs into the queue, all or none.
+
+        Args:
+            jobs: Not submitted before.
+            begun: Whether they belong to a request that has been let in.
 
         Raises:
             Refusal: If there is no room, or the server is about to stop.
@@ -86,21 +90,27 @@ class Scheduler:
         jobs = list(jobs)
         now = time.monotonic()
         with self._changed:
-            self._check_room(len(jobs))
+            if not begun:
+                self._check_room(len(jobs))
             for job in jobs:
                 job.started = now
             self._waiting += jobs
             self._changed.notify()
 
-    def run(self, task: Callable[[], Result]) -> Future[Result]:
+    def run(self, task: Callable[[], Result], *, begun: bool = False) -> Future[Result]:
         """Have something computed between two steps, where nothing else uses the model.
+
+        Args:
+            task: What to compute.
+            begun: As for `submit`.
 
         Raises:
             Refusal: As for `submit`.
         """
         future: Future[Result] = Future()
         with self._changed:
-            self._check_room(1)
+            if not begun:
+                self._check_room(1)
             self._tasks.append((task, future))
             self._changed.notify()
         return future
@@ -108,8 +118,7 @@ class Scheduler:
     def cancel(self, jobs: Iterable[Job]) -> None:
         """Nobody waits for these any more: their places are free at the next step."""
         with self._changed:
-            live = {*self._waiting, *self._running.values()}
-            self._cancelled |= live & set(jobs)
+            self._cancelled |= set(jobs)
             self._changed.notify()
 
     def drain(self) -> None:
@@ -128,6 +137,9 @@ class Scheduler:
     def _check_room(self, count: int) -> None:
         if self._draining:
             raise Refusal("the server is about to stop", status=503, code="shutting_down")
+        most = self.most_waiting + self.batch.size
+        if count > most:
+            raise Refusal(f"the request asks for {count} texts at once; this server takes {most} at most")
         free = self.batch.size - len(self._running)
         if self.waiting + count > self.most_waiting + max(free, 0):
             self.metrics.rejected.add()
@@ -158,8 +170,8 @@ class Scheduler:
     def _let_go(self) -> list[tuple[Job, Piece]]:
         """Drop what nobody waits for, and what has taken too long."""
         for job in self._cancelled:
-            self._leave(job)
-            self.metrics.disconnected.add()
+            if self._leave(job):
+                self.metrics.disconnected.add()
         self._cancelled.clear()
         late = [job for job in (*self._waiting, *self._running.values()) if time.monotonic() > job.deadline]
         news = []
@@ -170,11 +182,15 @@ class Scheduler:
             news.append((job, Piece(error=error) if waited else job.end("timeout")))
         return news
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: Job) -> bool:
+        """Take a job out; whether it was there."""
         if self._running.pop(job.text, None) is not None:
             self.batch.leave(job.text)
         elif job in self._waiting:
             self._waiting.remove(job)
+        else:
+            return False
+        return True
 
     def _next(self) -> list[Job]:
         """Those that get a place now."""

@@ -26,10 +26,14 @@ class Waiting:
         scheduler: Who has the jobs done.
         jobs: Not submitted yet.
         request: Whose client waits for them.
+        begun: Whether the request has been let in before.
     """
 
-    def __init__(self, scheduler: Scheduler, jobs: Sequence[Job], request: Request) -> None:
+    def __init__(
+        self, scheduler: Scheduler, jobs: Sequence[Job], request: Request, *, begun: bool = False
+    ) -> None:
         self._scheduler, self._jobs, self._request = scheduler, list(jobs), request
+        self._begun = begun
         self._news: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
         self._left = set(range(len(self._jobs)))
         for index, job in enumerate(self._jobs):
@@ -41,7 +45,7 @@ class Waiting:
         Raises:
             Refusal: If there is no room.
         """
-        self._scheduler.submit(self._jobs)
+        self._scheduler.submit(self._jobs, begun=self._begun)
         self._watcher = asyncio.create_task(self._watch())
 
     def _take(self, index: int, piece: Piece) -> None:
@@ -50,6 +54,7 @@ class Waiting:
     async def _watch(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
+        self._scheduler.cancel(self._jobs)  # at once, whether somebody reads the news or not
         self._news.put_nowait(None)
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:

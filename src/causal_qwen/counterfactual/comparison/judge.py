@@ -80,9 +80,8 @@ class Judge:
             if values is not None:
                 padded = F.pad(values, (0, said.shape[1])).expand(len(said), -1)
                 options["numeric_values"] = padded.to(whole.device)
-            logits = cast(Any, talker.model)(whole, **options).logits[
-                :, prompt.shape[1] - 1 : -1
-            ]  # (B, T, V)
+            model = cast(Any, talker.model)  # a packed one has an engine
+            logits = model(whole, **options).logits[:, prompt.shape[1] - 1 : -1]  # (B, T, V)
             return F.cross_entropy(logits.cpu()[there].float(), said[there], reduction="none").double()
         # The prompt is read once.
         engine, features = talker.engine, NativeFeatures(talker.model, talker.engine)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from causal_qwen.counterfactual.comparison.gumbel import Keys, gumbel_choice, to
 from causal_qwen.data import Prompt
 from causal_qwen.decoder.packed import MATRICES
 from causal_qwen.individual import Individual
+from causal_qwen.kernels.products import Matrix
+from causal_qwen.native_model import NativeModel
 from causal_qwen.prompting import Answer, Settings, Speaker
 from causal_qwen.prompting.answers import before_stop
 
@@ -187,15 +189,15 @@ def check_cause_space(one: Talker, other: Talker) -> None:
         )
     if one.model is other.model:
         return
-    sizes = [speaker.model.config.causal_size for speaker in (one, other)]
+    weights = [_vocabulary(speaker) for speaker in (one, other)]
+    sizes = [weight.columns for weight in weights]
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the causes have {sizes[0]} and {sizes[1]} dimensions, so no individual can be the same in "
             f"both; {remedy}"
         )
-    last = min(speaker.model.config.vocab_size for speaker in (one, other)) - 1
-    rows = torch.linspace(0, last, ROWS_COMPARED).long().unique()
-    first, second = (_rows_of_W(speaker, rows) for speaker in (one, other))
+    rows = torch.linspace(0, min(len(one.weight) for one in weights) - 1, ROWS_COMPARED).long().unique()
+    first, second = (weight.rows(rows.to(weight.weight.device)).dense().float().cpu() for weight in weights)
     cosine = float(torch.cosine_similarity(first, second).median())
     if cosine < LEAST_COSINE:
         raise ValueError(
@@ -204,37 +206,40 @@ def check_cause_space(one: Talker, other: Talker) -> None:
         )
 
 
-def _rows_of_W(speaker: Speaker, rows: Tensor) -> Tensor:
-    """(n, D), float32 on the CPU."""
-    if speaker.engine is not None:
-        return speaker.engine.weights.head.rows(rows).dense()
-    weight = cast(Any, speaker.model).lm_head.weight.detach()
-    return cast(Tensor, weight[rows.to(weight.device)].float().cpu())
-
-
 def fingerprint(talker: Talker) -> str:
     """What tells a model from another one: a hash of its configuration and of a part of every tensor."""
     if not isinstance(talker, Speaker | PlainSpeaker):
         return type(talker).__name__
     digest = hashlib.blake2b(digest_size=8)
-    fields = {name: value for name, value in talker.model.config.to_dict().items() if name[0] != "_"}
+    model = talker.model
+    config = asdict(model.config) if isinstance(model, NativeModel) else model.config.to_dict()
+    fields = {name: value for name, value in config.items() if name[0] != "_"}
     digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
-    for name, tensor in _tensors(talker):
+    for name, tensor in sorted(_tensors(model).items()):
         part = tensor.detach().flatten()[:ENTRIES_HASHED].float().cpu()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + part.numpy().tobytes())
+        digest.update(name.encode() + part.numpy().tobytes())
+    if isinstance(talker, Speaker) and talker.engine is not None:
+        packed = talker.engine.weights.head.weight
+        digest.update(f"{packed.dtype} {tuple(packed.shape)}".encode())
     return digest.hexdigest()
 
 
-def _tensors(talker: Speaker | PlainSpeaker) -> Iterator[tuple[str, Tensor]]:
-    """All that a model decides by, with names; of an engine, what it has packed."""
-    engine = talker.engine if isinstance(talker, Speaker) else None
-    if engine is None:
-        yield from sorted(cast(Any, talker.model).state_dict().items())
-        return
-    for head in ("abduction", "action", "numeric_embedding"):
-        yield from sorted(getattr(talker.model, head).state_dict(prefix=f"{head}.").items())
-    matrices = {"embedding": engine.weights.embedding, "head": engine.weights.head}
-    for index, block in enumerate(engine.weights.blocks):
-        matrices |= {f"{index}.{name}": getattr(block, name) for name in MATRICES}
-    for name, matrix in matrices.items():
-        yield from ((name, part) for part in matrix if part is not None)
+def _vocabulary(speaker: Speaker) -> Matrix:
+    """W, as whoever runs the forward passes has it."""
+    if isinstance(speaker.model, NativeModel):
+        assert speaker.engine is not None  # it has no other weights
+        return speaker.engine.weights.head
+    return Matrix(speaker.model.lm_head.weight.detach())
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    """All of a model's by name; a packed one's heads, and the matrices of its blocks."""
+    if not isinstance(model, NativeModel):
+        tensors: dict[str, Tensor] = model.state_dict()
+        return tensors
+    heads = {"abduction": model.abduction, "action": model.action, "numbers": model.numeric_embedding}
+    named = {f"{name}.{key}": one for name, head in heads.items() for key, one in head.state_dict().items()}
+    assert model.engine is not None  # it has no other weights
+    for index, block in enumerate(model.engine.weights.blocks):
+        named |= {f"blocks.{index}.{name}": getattr(block, name).weight for name in MATRICES}
+    return named
