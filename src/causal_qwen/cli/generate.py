@@ -119,7 +119,7 @@ def command(
     if processes > 1 and output is not None:
         from causal_qwen.cli.prompts import gather
 
-        summary = gather(output, processes, settings)
+        summary = gather(output, processes, None if person is not None else settings)
         if as_json:
             print_json(summary)
         return

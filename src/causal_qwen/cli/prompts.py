@@ -126,9 +126,11 @@ def run(
     }
 
 
-def gather(output: Path, processes: int, settings: Settings) -> dict[str, Any]:
-    """Have processes answer the file, and sum up; arguments as for `divided`."""
-    seed = settings.people(1)[0].seed
+def gather(output: Path, processes: int, settings: Settings | None) -> dict[str, Any]:
+    """Have processes answer the file, and sum up; the settings' seed is for all of them, unless somebody is
+    named.
+    """
+    seed = None if settings is None else settings.people(1)[0].seed
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8") as stream:

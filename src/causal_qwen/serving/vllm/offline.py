@@ -51,6 +51,7 @@ def open_engine(directory: str, *, dtype: str = "auto", share: int = 1) -> Any:
         )
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(4 // share, 1)))  # GiB, where there is no GPU
     try:
         from vllm import LLM
     except ImportError as error:
