@@ -39,10 +39,6 @@ SETTINGS: dict[str, Setting] = {
     "softmax T=1": Setting("softmax", 1.0),
     "Gumbel by position": Setting("gumbel", 0.7),  # the law of softmax at its temperature: no search
     "individual, as it comes": Setting("individual", 1.0),
-    **{
-        f"individual ρ={rho}": Setting("individual", persistence=rho)
-        for rho in (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-    },
 }
 QUICK = (REFERENCE, "Gumbel by position", "individual, as it comes")
 SCORED = 8  # writers whose nats are taken
@@ -57,6 +53,9 @@ OPTIONS = {
     "writers": Option("writers per setting", 24, smoke=3),
     "prompts": Option("prompts", 40, smoke=4, quick=20),
     "tokens": Option("tokens per text", 40, smoke=4, quick=24),
+    "persistences": Option(
+        "ρ of individuals at equal nats", (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0), smoke=(0.0, 1.0)
+    ),
 }
 
 
@@ -71,10 +70,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     """What is recognised in each setting, and what its texts are like."""
     writers = Writers(arguments.base, PROMPTS[: arguments.prompts])
-    names = QUICK if arguments.quick else tuple(SETTINGS)
+    settings = (
+        {name: SETTINGS[name] for name in QUICK} if arguments.quick else SETTINGS | matchable(arguments)
+    )
     measured: dict[str, Any] = {}
-    for name in watched(names, "settings"):
-        setting = SETTINGS[name]
+    for name, setting in watched(list(settings.items()), "settings"):
         if setting.persistence is not None:
             setting = matched(writers, setting, measured[REFERENCE]["nats"], arguments.tokens)
         measured[name] = identity(writers, setting, arguments.writers, arguments.tokens)
@@ -88,6 +88,11 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         "half_single_standard_errors": errors_above(shipped, "half_text", arguments.writers),
         "settings": measured,
     }
+
+
+def matchable(arguments: argparse.Namespace) -> dict[str, Setting]:
+    """Individuals whose temperature is found by matching nats."""
+    return {f"individual ρ={rho}": Setting("individual", persistence=rho) for rho in arguments.persistences}
 
 
 def errors_above(row: dict[str, float], name: str, writers: int) -> float:
