@@ -222,7 +222,7 @@ def _end_to_end(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def tables(record: Record) -> list[Table]:
     """Errors by noise, and their ratios."""
-    found = record.figures["noises"]
+    found = {world: record.figures["noises"][world] for world in WORLDS}  # a file has its own order
     rows = [(label, *(_arm(found[world]["arms"], arm) for world in WORLDS)) for arm, label in ARMS.items()]
     ratios = [with_interval(one["ratio"], one["ratio_interval"]) for one in found.values()]
     rows.append(("abducted over not abducted", *ratios))
