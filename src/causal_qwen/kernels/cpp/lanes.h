@@ -109,12 +109,21 @@ inline Words products_of_pairs(Shorts a, Shorts b) {
 #endif
 }
 
+// a·b + c, rounded in one way wherever it stands: left alone, a compiler rounds once or twice as its loops fall out.
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 inline float dot(const float* a, const float* b, int64_t size) {
   Floats total = {};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) total += load<Floats>(a + i) * load<Floats>(b + i);
   float rest = 0.0f;
-  for (; i < size; ++i) rest += a[i] * b[i];
+  for (; i < size; ++i) rest = fused(a[i], b[i], rest);
   return sum(total) + rest;
 }
 

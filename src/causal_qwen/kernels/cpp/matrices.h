@@ -228,7 +228,7 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
   add_up(total, sums);
   for (; i < columns; ++i)
     for (int k = 0; k < R; ++k)
-      for (int c = 0; c < C; ++c) sums[k][c] += Row(m, r[k]).one(i) * x[c * columns + i];
+      for (int c = 0; c < C; ++c) sums[k][c] = fused(Row(m, r[k]).one(i), x[c * columns + i], sums[k][c]);
 }
 
 // The same for integers: whole numbers within a group, then its two scales; a shift multiplies the sums of x.

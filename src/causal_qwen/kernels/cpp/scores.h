@@ -50,7 +50,8 @@ inline void pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& loc
     for (int k = 0; k < R; ++k)
       for (int c = 0; c < C; ++c) {
         const float w = Row(m, r[k]).one(i);
-        loc_S[k][c] += w * loc[c * columns + i], scale_S[k][c] += std::fabs(w) * scale[c * columns + i];
+        loc_S[k][c] = fused(w, loc[c * columns + i], loc_S[k][c]);
+        scale_S[k][c] = fused(std::fabs(w), scale[c * columns + i], scale_S[k][c]);
       }
 }
 
@@ -95,11 +96,11 @@ inline void score_rows(const Matrix& m, const int64_t (&r)[R], const Vectors& lo
     CAUSAL_UNROLL
     for (int c = 0; c < C; ++c) {
       const int64_t row = r[k], b = visit.first + c, at = b * m.rows + row;
-      const float balance = scores.balance ? scores.balance[row] * means[b] : 0.0f;
       const float loc_U0 = scores.loc_U0 ? scores.loc_U0[b] : 0.0f;
       const float scale_U0 = scores.scale_U0 ? scores.scale_U0[b] : 0.0f;
       const float loc = loc_S[k][c] + (m.bias ? m.bias[row] : 0.0f) + loc_U0;
-      const float scale = scale_S[k][c] + balance + scale_U0;
+      const float balanced = scores.balance ? fused(scores.balance[row], means[b], scale_S[k][c]) : scale_S[k][c];
+      const float scale = balanced + scale_U0;
       if (scores.z_scores)
         scores.z_scores[at] = (loc - (scores.threshold ? scores.threshold[row] : 0.0f)) / scale;
       else
