@@ -36,10 +36,10 @@ from worlds import both_worlds, solve
 
 OPTIONS = {
     "base": BASE,
-    "people": Option("of the structural model", 750, smoke=80),
-    "tested": Option("people who are held out, others in each draw", 250, smoke=20),
+    "people": Option("of the structural model", 750, smoke=48),
+    "tested": Option("people who are held out, others in each draw", 250, smoke=12),
     "draws": Option("of choices and noise", 3, smoke=1, quick=2),
-    "trained": Option("people whom the default recipe learns from end to end", 300, smoke=30, quick=0),
+    "trained": Option("people whom the default recipe learns from end to end", 300, smoke=20, quick=0),
     "replayed": Option("people whose digits are replayed", 40, smoke=1, quick=16),
     "shots": Option("training rows that digits as text reads", 12, smoke=1),
     "keep": Option("directory in which features are kept between runs", "", smoke=""),
