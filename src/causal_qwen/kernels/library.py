@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "cpp"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+)
 # Without OpenMP (Apple's compiler) the same code runs in one thread.
 THREADING = ("-fopenmp", None)
 

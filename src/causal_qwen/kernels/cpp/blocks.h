@@ -47,7 +47,7 @@ inline Floats exponential(Floats x) {
   const Floats whole = __builtin_convertvector(n, Floats);
   const Floats r = capped - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
   Floats p = Floats{} + 1.0f / 5040;
-  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) p = p * r + c;
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) p = fused(p, r, Floats{} + c);
   return x < -87.0f ? Floats{} : p * (Floats)((n + 127) << 23);
 }
 
@@ -125,7 +125,7 @@ template <int P>
 void mix(const float* weights, const float* values, int64_t stride, int64_t slots, float total, float* mixed) {
   Floats sums[P] = {};
   for (int64_t s = 0; s < slots; ++s)
-    for (int p = 0; p < P; ++p) sums[p] += weights[s] * load<Floats>(values + s * stride + p * kLanes);
+    for (int p = 0; p < P; ++p) sums[p] = fused(load<Floats>(values + s * stride + p * kLanes), weights[s], sums[p]);
   for (int p = 0; p < P; ++p) {
     const Floats mean = sums[p] / total;
     std::memcpy(mixed + p * kLanes, &mean, sizeof mean);

@@ -46,6 +46,29 @@ inline Floats in_register(Floats v) {
   return v;
 }
 
+// a·b + c, rounded once where the processor can. It is said and not left to the compiler, which is told to join
+// nothing (-ffp-contract=off): its choice would depend on the loop, and sums on how many rows share one.
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Floats fused(Floats a, Floats b, Floats c) {
+#ifdef __FMA__
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_FEATURE_FMA)
+  for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+inline Floats fused(Floats a, float b, Floats c) { return fused(a, Floats{} + b, c); }
+
 // Eight numbers of 16 bits (float16) as floats.
 inline Floats widen_halves(const uint16_t* from) {
 #ifdef __F16C__
@@ -109,19 +132,10 @@ inline Words products_of_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-// a·b + c, rounded in one way wherever it stands: left alone, a compiler rounds once or twice as its loops fall out.
-inline float fused(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
 inline float dot(const float* a, const float* b, int64_t size) {
   Floats total = {};
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) total += load<Floats>(a + i) * load<Floats>(b + i);
+  for (; i + kLanes <= size; i += kLanes) total = fused(load<Floats>(a + i), load<Floats>(b + i), total);
   float rest = 0.0f;
   for (; i < size; ++i) rest = fused(a[i], b[i], rest);
   return sum(total) + rest;

@@ -96,7 +96,7 @@ struct IntegerRow {
         shift(m.shift ? m.shift + r * (m.columns / kGroup) : nullptr) {}
   Floats at(int64_t i, int part) const {
     const int64_t g = i / kGroup;
-    return __builtin_convertvector(levels.part(g, part), Floats) * scale[g] + (shift ? shift[g] : 0.0f);
+    return fused(__builtin_convertvector(levels.part(g, part), Floats), scale[g], Floats{} + (shift ? shift[g] : 0.0f));
   }
   void prefetch(int64_t i) const { levels.prefetch(i); }
   float one(int64_t) const { return 0.0f; }  // groups are whole: no column is left over
@@ -221,7 +221,7 @@ inline void row_sums(Row*, const Matrix& m, const int64_t (&r)[R], const Vectors
         own[c] = in_register<(R > 1)>(load<Floats>(x + c * columns + i + part * kLanes));
       for (int k = 0; k < R; ++k) {
         const Floats w = in_register<(C > 1)>(Row(m, r[k]).at(i, part));
-        for (int c = 0; c < C; ++c) total[k][c][0] += w * own[c];
+        for (int c = 0; c < C; ++c) total[k][c][0] = fused(w, own[c], total[k][c][0]);
       }
     }
   }
@@ -249,7 +249,8 @@ inline void integer_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& 
         const int16_t* levels = x + c * m.columns + g * kGroup;
         const Words term = products_of_pairs(even, load<Shorts>(levels)) +
                            products_of_pairs(odd, load<Shorts>(levels + kGroup / 2));
-        total[k][c][part] += __builtin_convertvector(term, Floats) * scale * x_scale[c * groups + g];
+        const Floats scaled = __builtin_convertvector(term, Floats) * scale;
+        total[k][c][part] = fused(scaled, x_scale[c * groups + g], total[k][c][part]);
       }
     }
   };

@@ -38,8 +38,8 @@ inline void pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors& loc
       for (int k = 0; k < R; ++k) {
         const Floats w = in_register<true>(Row(m, r[k]).at(i, part)), size = absolute(w);
         for (int c = 0; c < C; ++c) {
-          loc_sums[k][c][0] += w * loc_x[c];
-          scale_sums[k][c][0] += size * scale_x[c];
+          loc_sums[k][c][0] = fused(w, loc_x[c], loc_sums[k][c][0]);
+          scale_sums[k][c][0] = fused(size, scale_x[c], scale_sums[k][c][0]);
         }
       }
     }
@@ -74,8 +74,10 @@ inline void byte_pair_sums(const Matrix& m, const int64_t (&r)[R], const Vectors
       Levels<8>(m, r[k]).lanes(g, 0, even, odd);
       const float scale = m.scale[r[k] * groups + g], size = std::fabs(scale);
       for (int c = 0; c < C; ++c) {
-        loc_sums[k][c][0] += scale * term(locs, visit.first + c, g, even, odd);
-        scale_sums[k][c][0] += size * term(scales, visit.first + c, g, absolute(even), absolute(odd));
+        const Floats loc = term(locs, visit.first + c, g, even, odd);
+        const Floats width = term(scales, visit.first + c, g, absolute(even), absolute(odd));
+        loc_sums[k][c][0] = fused(loc, scale, loc_sums[k][c][0]);
+        scale_sums[k][c][0] = fused(width, size, scale_sums[k][c][0]);
       }
     }
   add_up(loc_sums, loc_S);
