@@ -149,7 +149,7 @@ def test_an_individual_that_is_moved_the_wrong_way_is_noticed(run, monkeypatch, 
 
     def choose(self, model, outputs, *rest):
         lawful_noise = Decision._noise
-        monkeypatch.setattr(Decision, "_noise", lambda *args: -lawful_noise(*args))
+        monkeypatch.setattr(Decision, "_noise", lambda *args: tuple(-noise for noise in lawful_noise(*args)))
         try:
             return lawful_choose(self, model, outputs, *rest)
         finally:

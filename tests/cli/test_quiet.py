@@ -16,6 +16,9 @@ COMMANDS = {
     "generate": ["generate", "MODEL", "hello", "--max-new-tokens", "2", "--sample"],
     "predict": ["predict", "MODEL", "TABLE", "-o", "out.csv", "--template", TEMPLATE, "--target", "price"],
     "counterfactual": ["counterfactual", "MODEL", "hello", "--do", "bye", "--max-new-tokens", "2"],
+    "compare": ["compare", "MODEL", "--prompts", "PROMPTS", "--individuals", "2", "--max-new-tokens", "2",
+                "--against-persistence", "0.5"],
+    "export": ["export", "MODEL", "plain"],
     "parity": ["parity", "BASE", "--calibration", "none"],
     "eval": ["eval", "MODEL", "TABLE", "--template", TEMPLATE, "--target", "price", "--report", "report.md"],
     "info": ["info", "MODEL"],
@@ -23,7 +26,8 @@ COMMANDS = {
     "kv-memory": ["kv-memory", "MODEL"],
     "simulate": ["simulate", "--count", "100", "--steps", "20", "--no-plot"],
 }  # fmt: skip
-NOT_HERE = {"demo", "chat", "push"}  # minutes on the embedded base; a conversation; needs a hub
+# Minutes on the embedded base; a conversation; needs a hub; never ends.
+NOT_HERE = {"demo", "chat", "push", "serve"}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +35,10 @@ def places(base_directory, tmp_path_factory):
     directory = tmp_path_factory.mktemp("quiet")
     convert(base_directory, directory / "model", calibration="none")
     table = write_table(directory / "table.jsonl", rows=24)
-    return {"BASE": str(base_directory), "MODEL": str(directory / "model"), "TABLE": str(table)}
+    prompts = directory / "prompts.txt"
+    prompts.write_text("hello\nbye\n", encoding="utf-8")
+    places = {"BASE": base_directory, "MODEL": directory / "model", "TABLE": table, "PROMPTS": prompts}
+    return {name: str(place) for name, place in places.items()}
 
 
 def test_every_verb_is_here():

@@ -422,4 +422,4 @@ def test_generate_with_the_native_engine_prints_the_same(tmp_path, base_director
     assert printed("--engine", "native") == printed()
     assert printed("--engine", "native", "--dtype", "int8")["seed"] == 1
     with pytest.raises(ValueError, match="--dtype int4 needs --engine native"):
-        printed("--dtype", "int4")
+        printed("--dtype", "int4", "--engine", "transformers")

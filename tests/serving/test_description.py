@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 import schemathesis
 
-from causal_qwen.serving import application
+from causal_qwen.serving.app import application
 from serving_models import served, tiny_desk
 
 DESK = tiny_desk(tokens=3, seconds=20.0)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from causal_qwen.context import check_context
 from causal_qwen.data import BadRows, Collator, Encoded, Reading, Source, encode_prompt, windows_by_length
 from causal_qwen.data.rows import Row
 from causal_qwen.decoder.engine import Engine
 from causal_qwen.number_processor import NumberProcessor
-from causal_qwen.outputs import NumberPrediction
+
+if TYPE_CHECKING:
+    from causal_qwen.outputs import NumberPrediction
 
 __all__ = ["COLUMNS", "Prediction", "Predictor", "column_of", "predict"]
 
