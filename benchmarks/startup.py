@@ -146,10 +146,12 @@ def first_token(words: Sequence[str]) -> dict[str, float]:
         RuntimeError: If the process fails.
     """
     begin = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, bufsize=0)
+    said, seconds = b"", 0.0
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, bufsize=0) as process,
+    ):
         assert process.stdout is not None
-        said, seconds = b"", 0.0
         while piece := process.stdout.read(4096):
             said += piece
             if not seconds and len(said.removeprefix(PROMPT.encode())) and said != PROMPT.encode():

@@ -136,4 +136,5 @@ def test_scaled_channels_are_the_same_function_off_the_grid():
     for name, model in (("embedded", own), ("off its grid", moved)):
         engine = Engine.from_model(model, precision="int4")
         errors[name] = float((engine.hidden(ids) - features).abs().max())
-    assert errors["embedded"] < 1e-3 < 0.1 < errors["off its grid"]
+    # On its grid the weights are exact; vectors that multiply integers are taken to 16 bits.
+    assert errors["embedded"] < 0.02 < 0.1 < errors["off its grid"]

@@ -17,6 +17,7 @@ from causal_qwen.counterfactual.comparison import Side, compare
 from causal_qwen.data import prompt_batch
 from causal_qwen.decoder.json_scanner import JsonScanner
 from causal_qwen.evaluation import predict
+from causal_qwen.generation.batching import NativeBatch
 from causal_qwen.prompting import Settings, Speaker
 from serving_models import NAME, NUM, served, tiny_desk
 
@@ -363,12 +364,15 @@ def test_the_page_the_description_and_the_figures(address):
     assert "causal_qwen_first_token_seconds_bucket" in figures
 
 
-def test_a_client_that_goes_away_frees_its_row(desk):
+def test_a_client_that_goes_away_frees_its_row(desk, monkeypatch):
+    step = NativeBatch.step  # slowed down, so that the text cannot end before its client goes away
+    monkeypatch.setattr(NativeBatch, "step", lambda batch: (time.sleep(0.01), step(batch))[1])
     with served(tiny_desk(batch=1, tokens=400)) as (address, app):
         with httpx.stream(
             "POST", f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 400, "stream": True}
         ) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()
+            next(lines), next(lines), next(lines)  # who speaks, which is known at once, and a token
             assert app.state.scheduler.running == 1
         deadline = time.monotonic() + 10
         while app.state.scheduler.running and time.monotonic() < deadline:
