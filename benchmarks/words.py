@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from causal_qwen.training.run import LOSS_FIELDS
 from causal_qwen.training.trainer import hold_constants, parameter_groups
 from measure import BASE, Option, Record, Table, python_manual, run_benchmark, watched
 
+SEEN = 16  # batches at the beginning of the order, by which losses were chosen: in neither part
 FIT = 8  # batches of the training text that `refit_words` reads, and on which directions are compared
 BOUND = 0.2  # of the gradient of all words
 # Under scale_S all rows of W drift, and scales ask for a thousand times what everything else asks for.
@@ -63,7 +65,7 @@ OPTIONS = {
     "steps": Option("steps of training", 200, smoke=2, quick=4),
     "rows": Option("sequences per step", 2, smoke=2, quick=1),
     "length": Option("tokens per sequence", 96, smoke=20, quick=32),
-    "held_out": Option("batches that are measured", 16, smoke=2, quick=2),
+    "held_out": Option("batches that are measured", 48, smoke=2, quick=2),
     "learning_rate": Option("of the backbone", 1e-4, smoke=1e-4),
     "heads_learning_rate": Option("of biases, thresholds and scales", 1e-3, smoke=1e-3),
 }
@@ -79,7 +81,8 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     conversion = convert(arguments.base, calibration="none" if arguments.quick else "default")
     model: Any = conversion.model
     pages = batches(conversion.tokenizer, arguments)
-    held_out, training = pages[: arguments.held_out], pages[arguments.held_out :][: arguments.steps]
+    # From the end of the order: the pages at its beginning have been looked at while the losses were made.
+    held_out, training = pages[-arguments.held_out :], pages[SEEN:][: arguments.steps]
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start.pt"
         torch.save(model.state_dict(), start)
@@ -90,7 +93,19 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
             model.load_state_dict(torch.load(start))
             train(model, name, training, arguments)
             results[name] = measured(model, held_out, training)
+    pages_right = {name: results[name].pop("right") for name in NAMES}
+    for name in NAMES:
+        results[name]["beyond_cross_entropy"] = paired(pages_right[name], pages_right["cross_entropy"])
     return results
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Mean difference of two accuracies on the same pages, and its standard error."""
+    differences = [own - other for own, other in zip(ours, theirs, strict=True)]
+    return {
+        "difference": statistics.fmean(differences),
+        "standard_error": statistics.stdev(differences) / math.sqrt(len(differences)),
+    }
 
 
 def recipe_of(name: str, arguments: argparse.Namespace) -> TrainingRecipe:
@@ -181,21 +196,23 @@ def agreement(model: Any, pages: list[Tensor]) -> dict[str, dict[str, float]]:
 @torch.no_grad()
 def measured(model: Any, held_out: list[Tensor], training: list[Tensor]) -> dict[str, Any]:
     """What held-out pages say of a model as it is, and refitted."""
-    as_it_is = held_out_figures(model, held_out)
+    as_it_is, _ = held_out_figures(model, held_out)
     refit_words(model, labelled(training[:FIT]), seed=0)
-    return {"trained": as_it_is, "refitted": held_out_figures(model, held_out)}
+    refitted, right = held_out_figures(model, held_out)
+    return {"trained": as_it_is, "refitted": refitted, "right": right}
 
 
-def held_out_figures(model: Any, held_out: list[Tensor]) -> dict[str, float]:
-    """Means over positions, and the median of ΣP."""
+def held_out_figures(model: Any, held_out: list[Tensor]) -> tuple[dict[str, float], list[float]]:
+    """Means over positions, and the median of ΣP; and the accuracy of each batch of pages."""
     columns = [_facts(model, part) for part in labelled_positions(model, labelled(held_out))]
     correct, nats, loss, total = (torch.cat(column) for column in zip(*columns, strict=True))
+    right = [part.double().mean().item() for part in correct.chunk(len(held_out))]
     return {
         "accuracy": correct.double().mean().item(),
         "softmax_nats": nats.double().mean().item(),
         "ovr_loss": loss.double().mean().item(),
         "prob_sum_median": total.median().item(),
-    }
+    }, right
 
 
 def _facts(model: Any, part: Positions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -216,7 +233,7 @@ def batches(tokenizer: Any, arguments: argparse.Namespace) -> list[Tensor]:
     ids = tokenizer(python_manual(), return_tensors="pt", verbose=False).input_ids[0]
     size = arguments.rows * arguments.length
     order = torch.randperm(len(ids) // size, generator=torch.Generator().manual_seed(0)).tolist()
-    if len(order) < arguments.steps + arguments.held_out:
+    if len(order) < SEEN + arguments.steps + arguments.held_out:
         raise SystemExit(f"the text has {len(order)} batches of {size} tokens; ask for fewer steps")
     return [ids[i * size : (i + 1) * size].view(arguments.rows, arguments.length) for i in order]
 
@@ -226,11 +243,14 @@ def tables(record: Record) -> list[Table]:
     rows = []
     for name, title in NAMES.items():
         for state in ("trained", "refitted"):
-            entry = record.figures[name][state]
+            entry, beyond = record.figures[name][state], record.figures[name]["beyond_cross_entropy"]
             rows.append(
                 (
                     title if state == "trained" else "… refitted",
                     f"{100 * entry['accuracy']:.1f}%",
+                    "{:+.1f} ± {:.1f}".format(*(100 * beyond[of] for of in ("difference", "standard_error")))
+                    if state == "refitted" and name != "cross_entropy"
+                    else "",
                     f"{entry['softmax_nats']:.2f}",
                     f"{entry['ovr_loss']:.2f}",
                     f"{entry['prob_sum_median']:.2f}",
@@ -238,7 +258,18 @@ def tables(record: Record) -> list[Table]:
             )
     heading = "Held-out pages after {steps} steps of {rows} × {length} tokens".format(**record.options)
     return [
-        Table(heading, ("", "accuracy", "softmax nats", "One-vs-Rest loss", "median of ΣP"), rows),
+        Table(
+            heading,
+            (
+                "",
+                "accuracy",
+                "points beyond cross-entropy",
+                "softmax nats",
+                "One-vs-Rest loss",
+                "median of ΣP",
+            ),
+            rows,
+        ),
         Table(
             "Before training: cosine between the gradients in loc_U of One-vs-Rest and of cross-entropy",
             ("law, and bound of the gradient", "of each position", "of their sum"),

@@ -32,7 +32,7 @@ HELPERS = {
 }  # fmt: skip
 
 # Written, and waiting for a quiet machine: the page says so.
-UNMEASURED = {"comparison", "serve", "startup", "vllm"}
+UNMEASURED = {"comparison"}
 
 
 @pytest.mark.parametrize("region", REGIONS)
