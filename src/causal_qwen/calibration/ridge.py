@@ -15,6 +15,8 @@ from torch import Tensor
 __all__ = ["BLOCK", "Penalty", "Problem", "Solver", "problem_of"]
 
 BLOCK = 8192  # rows of features that are read at a time
+# Up to so many rows per feature inverting (N, N) takes less than summing and inverting (H, H).
+DUAL_ROWS_PER_FEATURE = 1.5
 
 
 class Penalty(NamedTuple):
@@ -55,6 +57,7 @@ class Problem(Protocol):
     """Rows to be fitted."""
 
     largest: Tensor  # eigenvalue of the features' scatter
+    width: int  # H
 
     def without(self, rows: Tensor) -> Problem:
         """The rows but those marked (N,)."""
@@ -67,14 +70,15 @@ class Problem(Protocol):
 
 
 def problem_of(features: Tensor, mean: Tensor, y: Tensor) -> Problem:
-    """In the dual up to as many rows as features, then in the primal.
+    """In the dual up to half as many rows again as features, then in the primal.
 
     Args:
         features: (N, H).
         mean: (H,) of the features, which are centred at it.
         y: (N,) targets, float64.
     """
-    return _Dual(features, mean, y) if len(y) <= features.shape[1] else _Primal(features, mean, y)
+    is_dual = len(y) <= DUAL_ROWS_PER_FEATURE * features.shape[1]
+    return _Dual(features, mean, y) if is_dual else _Primal(features, mean, y)
 
 
 class _Dual:
@@ -84,7 +88,7 @@ class _Dual:
     """
 
     def __init__(self, features: Tensor, mean: Tensor, y: Tensor) -> None:
-        self.x, self.y = features.double() - mean, y
+        self.x, self.y, self.width = features.double() - mean, y, features.shape[1]
         eigenvalues = torch.linalg.eigvalsh(self.x @ self.x.T)
         self.largest = eigenvalues[-1].clamp(min=torch.finfo(y.dtype).tiny)
         self._kept: tuple[Penalty, Tensor, Tensor] | None = None
@@ -111,7 +115,7 @@ class _DualPart:
     """Some of the rows, with the matrices of all."""
 
     def __init__(self, whole: _Dual, kept: Tensor) -> None:
-        self.whole, self.kept, self.largest = whole, kept, whole.largest
+        self.whole, self.kept, self.largest, self.width = whole, kept, whole.largest, whole.width
 
     def without(self, rows: Tensor) -> Problem:
         return _DualPart(self.whole, self.kept & ~rows)
@@ -153,7 +157,7 @@ class _Primal:
     """
 
     def __init__(self, features: Tensor, mean: Tensor, y: Tensor, kept: Tensor | None = None) -> None:
-        self.features, self.mean, self.y = features, mean, y
+        self.features, self.mean, self.y, self.width = features, mean, y, features.shape[1]
         self.kept = torch.ones_like(y, dtype=torch.bool) if kept is None else kept
         if kept is None:
             moment, *_ = self.moments(torch.ones_like(y))
@@ -173,8 +177,8 @@ class _Primal:
 
     def moments(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weighted scatter of x (H, H), of x with y (H,), and their means; a weight for each row kept."""
-        width = self.features.shape[1]
-        moment, cross, x_sum = (self.y.new_zeros(*size) for size in ((width, width), (width,), (width,)))
+        sizes = (self.width, self.width), (self.width,), (self.width,)
+        moment, cross, x_sum = (self.y.new_zeros(*size) for size in sizes)
         y, first = self.y[self.kept], 0
         for _, x in self.blocks(self.kept):
             rows = slice(first, first + len(x))
