@@ -3,10 +3,10 @@
 Labels are replaced by uniform draws between the smallest and ten times the largest; the test rows are as they
 were. Ours is ``causal-qwen train RECIPE.yaml`` with a recipe that names files, template and target and leaves
 all else at its default, then ``causal-qwen predict``; boosting (`peers`) has the columns. Three tables: one
-of numbers, one of numbers and categories, one of free text.
+of numbers, one of numbers and categories, in two sizes, one of free text.
 
     python benchmarks/outliers.py                  # an hour on two cores
-    python benchmarks/outliers.py --quick --json   # three tables, clean labels and 30%, one split
+    python benchmarks/outliers.py --quick --json   # the tables, clean labels and 30%, one split
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = {
     "base": BASE,
     "tables": Option(
         "which",
-        ("cars", "diamonds", "airports"),
+        ("cars", "diamonds", "many diamonds", "airports"),
         smoke=("occupations",),
     ),
     "shares": Option("of wrong labels", (0.0, 0.1, 0.2, 0.3, 0.4), smoke=(0.0, 0.3), quick=(0.0, 0.3)),
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         OPTIONS,
         figures,
         tables,
-        quick="three tables, two shares, one split",
+        quick="two shares, one split",
         argv=argv,
         picture=draw,
     )

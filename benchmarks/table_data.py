@@ -1,12 +1,14 @@
 """Real tables that come with installed packages, as sentences for a language model and as columns for others.
 
-Sizes are at most `MOST_ROWS` rows, drawn once, so that every run on two cores is short. A table's sentence
-says nothing that its columns do not say, and the other way round; it ends by naming the number that follows.
+Tables have at most `MOST_ROWS` rows, drawn once, so that every run on two cores is short, except those of
+`LARGER`, which ask what more rows are worth. A table's sentence says nothing that its columns do not say, and
+the other way round; it ends by naming the number that follows.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import io
 import json
@@ -39,6 +41,7 @@ class Dataset:
         numbers: Columns for the peers that are numbers.
         words: Columns of a few categories.
         texts: Columns of free text.
+        most_rows: That are drawn from a larger table.
     """
 
     about: str
@@ -49,6 +52,7 @@ class Dataset:
     numbers: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    most_rows: int = MOST_ROWS
 
     def __post_init__(self) -> None:
         """Only rows that have everything, and not too many of them."""
@@ -56,8 +60,8 @@ class Dataset:
         whole = [row for row in self.rows if not any(row[name] in (None, "", "NA") for name in used)]
         for row in whole:
             row.update({name: _number(row[name]) for name in (self.target, *self.numbers)})
-        if len(whole) > MOST_ROWS:
-            whole = random.Random(0).sample(whole, MOST_ROWS)
+        if len(whole) > self.most_rows:
+            whole = random.Random(0).sample(whole, self.most_rows)
         object.__setattr__(self, "rows", whole)
 
     def split(self, seed: int) -> tuple[list[Row], list[Row]]:
@@ -190,6 +194,11 @@ def diamonds() -> Dataset:
     )
 
 
+def many_diamonds() -> Dataset:
+    """More of them than a model has features."""
+    return dataclasses.replace(diamonds(), rows=_r_table("ggplot2/diamonds"), most_rows=1000)
+
+
 def occupations() -> Dataset:
     """Nothing but the name of the occupation."""
     return Dataset(
@@ -302,13 +311,17 @@ TABLES: Mapping[str, Callable[[], Dataset]] = {
 }
 
 
+LARGER: Mapping[str, Callable[[], Dataset]] = {"many diamonds": many_diamonds}
+
+
 def load(names: Iterable[str]) -> dict[str, Dataset]:
     """Tables by name.
 
     Raises:
         ValueError: If there is no such table.
     """
-    missing = [name for name in names if name not in TABLES]
+    every = {**TABLES, **LARGER}
+    missing = [name for name in names if name not in every]
     if missing:
-        raise ValueError(f"there is no table {missing[0]!r}; there are {', '.join(TABLES)}")
-    return {name: TABLES[name]() for name in names}
+        raise ValueError(f"there is no table {missing[0]!r}; there are {', '.join(every)}")
+    return {name: every[name]() for name in names}
