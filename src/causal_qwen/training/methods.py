@@ -148,7 +148,7 @@ def _assembled(
     with torch.device("meta"):
         whole = type(model)(model.config)
         target = _with_adapter(whole, recipe) if recipe.method == "lora" else whole
-    target.load_state_dict(state, strict=False, assign=True)  # a tied head is not in it
+    target.load_state_dict(state, assign=True)
     whole.tie_weights()
     for name, buffer in module.named_buffers():  # those that no state holds, too
         owner, _, leaf = name.rpartition(".")

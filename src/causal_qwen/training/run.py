@@ -36,6 +36,7 @@ from causal_qwen.training.features import CachedFeatures
 from causal_qwen.training.following import FollowingHead
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, check_files, load_model, prepare_rows
+from causal_qwen.training.processes import check_launch, lost_processes, patient_barrier
 from causal_qwen.training.progress import Progress
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.records import METRICS_FILE, LocalRecords, as_lines, defined, read_records
@@ -102,10 +103,12 @@ def train(
     Raises:
         ValueError: If the recipe, the data or the model do not fit; TrainingDiverged, a ValueError, if the
             loss becomes infinite or NaN.
+        ConnectionError: If another process of the run has ended.
         FileExistsError: If the output, or an interrupted run, exists and neither flag allows for it.
     """
     output = Path(recipe.output)
     workspace = output.with_name(output.name + ".run")
+    check_launch()
     arguments = _arguments(recipe, workspace)  # joins the processes
     if resume and not overwrite and (output / EVALUATION_FILE).is_file():
         return _finished(recipe, output, workspace, processes=arguments.world_size)
@@ -121,7 +124,8 @@ def train(
         enter_workspace(workspace, resume=resume, overwrite=overwrite)
     PartialState().wait_for_everyone()
     try:
-        return _run(recipe, rows, arguments, resume=resume, overwrite=overwrite, progress=progress)
+        with lost_processes(workspace):
+            return _run(recipe, rows, arguments, resume=resume, overwrite=overwrite, progress=progress)
     except BaseException:
         if is_main:
             leave_workspace(workspace)
@@ -186,6 +190,7 @@ def _run(
     }
     module = trainer.accelerator.unwrap_model(trainer.model)
     trained, adapter = as_one_model(module, model, recipe, arguments)
+    wait_for_the_first = patient_barrier()
     metrics: dict[str, float] = {}
     if is_main:
         if progress is not None:
@@ -193,7 +198,7 @@ def _run(
         calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
-    trainer.accelerator.wait_for_everyone()
+    wait_for_the_first()
     return TrainingResult(output, metrics, parts.bad_rows.count)
 
 

@@ -7,6 +7,7 @@ and a process reads only what it needs, however the tensors were cut when they w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -87,9 +88,11 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, checkpoint: Path) ->
 
 
 def _weights(module: nn.Module) -> dict[str, Any]:
+    """Each tensor once: of tied ones, the first name; of an adapted model, what is not the base's."""
+    names = [name for name, _ in itertools.chain(module.named_parameters(), module.named_buffers())]
+    adapter = [name for name in names if any(part in name for part in ADAPTER)]
     state: dict[str, Any] = get_model_state_dict(module)
-    adapter = {name: tensor for name, tensor in state.items() if any(part in name for part in ADAPTER)}
-    return adapter or state
+    return {name: state[name] for name in adapter or names if name in state}  # not all buffers are
 
 
 def _tensors(state: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class TrainingDiverged(ValueError):
 
 def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str, Any]]:
     """Parameters by learning rate (backbone, fast and slow heads) and decay (matrices do, vectors do not)."""
-    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool, bool, str], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -80,11 +81,13 @@ def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str,
         elif any(part in plain for part in HEADS):
             rate = SLOW_SHARE * recipe.learning_rate
         decays = parameter.ndim >= 2 and "norm" not in name
-        # One optimizer kernel takes shards or whole tensors, not both.
-        groups.setdefault((rate, decays, isinstance(parameter, DTensor)), []).append(parameter)
+        # One optimizer kernel takes shards or whole tensors, not both. What stays whole is told apart by these,
+        # so that the groups, of which a schedule keeps a list, are the same on any number of processes.
+        kind = (rate, decays, parameter.ndim == 0, str(parameter.dtype))
+        groups.setdefault(kind, []).append(parameter)
     return [
         {"params": parameters, "lr": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
-        for (rate, decays, _), parameters in sorted(groups.items(), key=lambda item: item[0])
+        for (rate, decays, *_), parameters in sorted(groups.items(), key=lambda item: item[0])
     ]
 
 
@@ -186,7 +189,9 @@ class CausalTrainer(Trainer):
 
         A run that was interrupted after its last step is not trained again: Trainer would take one step more.
         """
-        with readable(checkpoint):
+        with readable(checkpoint), warnings.catch_warnings():
+            # Of what a sharded model returns, the loss alone is changed in place, and it is no view.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
             if checkpoint is not None:
                 state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
                 if state.global_step >= state.max_steps:
