@@ -64,7 +64,7 @@ def assert_same_weights(first, second, **tolerance):
 
 
 def die_while_writing(step):
-    """Let this process, if it is the one that names checkpoints, be killed before that of ``step`` is whole."""
+    """Let this process, if it names checkpoints, be killed before that of ``step`` is whole."""
     from causal_qwen.training import trainer
 
     publish = trainer.publish

@@ -59,7 +59,7 @@ def lost_processes(workspace: Path) -> Iterator[None]:
 
 
 def patient_barrier() -> Callable[[], None]:
-    """A barrier at which processes wait as long as it takes, for one that works alone; all make it, and call it.
+    """A barrier at which processes wait, as long as it takes, for one that works alone; all make and call it.
 
     Those of training give up after half an hour, when something must have happened.
     """

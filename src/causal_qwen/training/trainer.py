@@ -81,8 +81,8 @@ def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str,
         elif any(part in plain for part in HEADS):
             rate = SLOW_SHARE * recipe.learning_rate
         decays = parameter.ndim >= 2 and "norm" not in name
-        # One optimizer kernel takes shards or whole tensors, not both. What stays whole is told apart by these,
-        # so that the groups, of which a schedule keeps a list, are the same on any number of processes.
+        # One optimizer kernel takes shards or whole tensors, not both. What stays whole is told apart by
+        # these, so that groups, which a schedule lists, are the same on any number of processes.
         kind = (rate, decays, parameter.ndim == 0, str(parameter.dtype))
         groups.setdefault(kind, []).append(parameter)
     return [
