@@ -104,7 +104,7 @@ def _shard(model: CausalLM, arguments: TrainingArguments) -> None:
     """Cut the parameters in place, adapters among them, a share for each process, which all call this.
 
     Layers are gathered one at a time while they compute; embedding, norm and heads as one group. What every
-    process holds whole: scalars, which cannot be cut; heads that are wider than the embedding that learns
+    process holds whole: scalars, which cannot be cut; heads that are wider than what of the backbone learns
     with them, because a group has one precision; the number head, for which every process solves. Gradients
     of the first two are averaged by `CausalTrainer`.
     """
@@ -112,14 +112,17 @@ def _shard(model: CausalLM, arguments: TrainingArguments) -> None:
     mesh = init_device_mesh(arguments.device.type, (arguments.world_size,))
     whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     whole |= set(number_head(model))
-    embedding = model.get_input_embeddings().weight
-    if embedding.requires_grad:
-        layers = set(model.model.layers.parameters())
-        rest = (parameter for parameter in model.parameters() if parameter not in layers)
-        whole |= {parameter for parameter in rest if parameter.dtype != embedding.dtype}
+    whole |= _wider(set(model.parameters()) - set(model.model.layers.parameters()) - whole)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh, ignored_params=whole)
+
+
+def _wider(group: set[nn.Parameter]) -> set[nn.Parameter]:
+    """Those that learn in the widest of several precisions."""
+    learned = {parameter for parameter in group if parameter.requires_grad}
+    widths = {parameter.dtype.itemsize for parameter in learned}
+    return {one for one in learned if one.dtype.itemsize == max(widths)} if len(widths) > 1 else set()
 
 
 def as_one_model(
