@@ -104,7 +104,7 @@ def finish(*children):
 def ended(*children):
     """The exit codes of children, which all end by themselves."""
     for child in children:
-        child.join(timeout=120)
+        child.join(timeout=600)  # of a machine that is busy otherwise
     return [child.exitcode for child in children]
 
 

@@ -204,11 +204,14 @@ def test_early_stopping_returns_the_best_shards(model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [False, True], ids=["solved", "words"])
 def test_heads_of_two_processes_are_those_of_one(model, tmp_path, words):
-    """What is solved for and calibrated is the same in every bit; words are trained, to rounding."""
-    options = {"method": "heads", "max_steps": 5, "completion_only": not words}
+    """What is solved for and calibrated is the same in every bit; words are trained, to rounding.
+
+    Features come from batches of the same size, because their last digits depend on the padding.
+    """
+    options = {"method": "heads", "max_steps": 5, "completion_only": not words, "batch_size": 2}
     write_table(tmp_path / "table.jsonl", rows=ROWS)
-    finish(start(recipe(tmp_path, model, output=str(tmp_path / "alone"), **ALONE, **options)))
-    processes(recipe(tmp_path, model, output=str(tmp_path / "together"), **TOGETHER, **options), 2)
+    finish(start(recipe(tmp_path, model, output=str(tmp_path / "alone"), accumulation=2, **options)))
+    processes(recipe(tmp_path, model, output=str(tmp_path / "together"), **options), 2)
     assert_same_weights(tmp_path / "alone", tmp_path / "together", **(ROUNDING if words else {}))
     assert len(scores(tmp_path / "alone")) == 54
     assert scores(tmp_path / "alone") == scores(tmp_path / "together")
@@ -226,16 +229,17 @@ def test_torchrun_starts_a_killed_run_again(full, tmp_path):
     """kill -9 of one rank in the middle: the other ends too, and what follows is the uninterrupted run."""
     made = full.recipe("restarted", **TOGETHER)
     (tmp_path / "recipe.yaml").write_text(made.to_yaml(), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     main = [sys.executable, "-c", "from causal_qwen.cli import main; main()"]
-    command += ["--no-python", *main, "train", str(tmp_path / "recipe.yaml"), "--resume"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command += ["--max-restarts", "1", "--no-python", *main]
+    command += ["train", str(tmp_path / "recipe.yaml"), "--resume"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     log = tmp_path / "log"
     with log.open("wb") as stream:
         run = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     try:
         checkpoints = full.directory / "restarted.run" / "checkpoints"
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not (checkpoints / "checkpoint-2").is_dir():
             assert run.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
@@ -243,7 +247,7 @@ def test_torchrun_starts_a_killed_run_again(full, tmp_path):
         children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
         (second,) = [int(child) for child in children if rank_of(child) == "1"]
         os.kill(second, signal.SIGKILL)
-        assert run.wait(timeout=120) == 0, log.read_text()
+        assert run.wait(timeout=600) == 0, log.read_text()
     finally:
         run.kill()
     said = log.read_text()
