@@ -4,6 +4,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import signal
 import socket
 
 import torch
@@ -62,32 +63,59 @@ def assert_same_weights(first, second, **tolerance):
             assert torch.equal(other[name], tensor), name
 
 
-def run_in_child(fields, environment, resume):
+def die_while_writing(step):
+    """Let this process, if it names checkpoints, be killed before that of ``step`` is whole."""
+    from causal_qwen.training import trainer
+
+    publish = trainer.publish
+
+    def torn(staged, target):
+        if target.name == f"checkpoint-{step}":
+            next(staged.rglob("*.safetensors")).write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(staged, target)
+
+    trainer.publish = torn
+
+
+def run_in_child(fields, environment, resume, killed_at):
     """What a child process does: train, on one thread, so that every run computes the same bits."""
     os.environ.update(environment)
     torch.set_num_threads(1)
+    if killed_at is not None:
+        die_while_writing(killed_at)
     train(TrainingRecipe.from_mapping(fields), resume=resume)
 
 
-def start(recipe, *, resume=False, **environment):
+def start(recipe, *, resume=False, killed_at=None, **environment):
     """A child process that trains, forked from a server that has imported everything already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["training_runs", "causal_qwen.training", "sklearn", "peft"])
-    child = context.Process(target=run_in_child, args=(dataclasses.asdict(recipe), environment, resume))
+    arguments = (dataclasses.asdict(recipe), environment, resume, killed_at)
+    child = context.Process(target=run_in_child, args=arguments)
     child.start()
     return child
 
 
 def finish(*children):
+    assert ended(*children) == [0] * len(children)
+
+
+def ended(*children):
+    """The exit codes of children, which all end by themselves."""
     for child in children:
-        child.join(timeout=120)
-    assert [child.exitcode for child in children] == [0] * len(children)
+        child.join(timeout=600)  # of a machine that is busy otherwise
+    return [child.exitcode for child in children]
 
 
-def processes(recipe, count):
-    """``count`` children that train together, as under torchrun."""
+def processes(recipe, count, **options):
+    """``count`` children that train together, as under torchrun, to the end."""
+    finish(*start_together(recipe, count, **options))
+
+
+def start_together(recipe, count, **options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    finish(*(start(recipe, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(count)))
+    return [start(recipe, RANK=str(rank), LOCAL_RANK=str(rank), **shared, **options) for rank in range(count)]

@@ -7,6 +7,7 @@ import pytest
 
 from causal_qwen.training import train
 from causal_qwen.training.preparation import load_model
+from causal_qwen.training.resumption import check_same_recipe
 from training_runs import converted, recipe
 
 
@@ -70,6 +71,27 @@ def test_a_changed_recipe_is_named_before_anything_is_loaded(model, tmp_path, mo
     (workspace / "run.json").write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         train(made, resume=True)
+
+
+def test_rows_of_a_step_may_be_shared_out_otherwise(model, tmp_path):
+    made = recipe(tmp_path, model, batch_size=2, accumulation=3)
+    workspace = tmp_path / "out.run"
+    workspace.mkdir()
+    begun = {"recipe": vars(made) | {"batch_size": 1, "accumulation": 2}, "data": "", "processes": 4}
+    (workspace / "run.json").write_text(json.dumps(begun))
+    with pytest.raises(
+        ValueError, match=r"begun with 8 \(4 × 1 × 2\) rows per step, .* not 6 \(1 × 2 × 3\); "
+    ):
+        check_same_recipe(made, workspace, processes=1)
+    check_same_recipe(recipe(tmp_path, model, batch_size=4, accumulation=2), workspace, processes=1)
+    with pytest.raises(ValueError, match=r"begun with seed 0, not 1; "):
+        check_same_recipe(recipe(tmp_path, model, batch_size=8, seed=1), workspace, processes=1)
+
+
+def test_a_launch_that_shards_by_itself_is_refused(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match=r"ACCELERATE_USE_FSDP is set: .* write fsdp: true into the recipe"):
+        train(recipe(tmp_path, model))
 
 
 @pytest.mark.parametrize(

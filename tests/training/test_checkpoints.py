@@ -1,6 +1,15 @@
 """Checkpoints are whole or absent."""
 
-from causal_qwen.training.checkpoints import clear_debris, last_checkpoint, publish, rotate
+import pytest
+
+from causal_qwen.training.checkpoints import (
+    check_written,
+    clear_debris,
+    last_checkpoint,
+    process_count,
+    publish,
+    rotate,
+)
 
 
 def checkpoint(directory, step):
@@ -41,3 +50,13 @@ def test_rotation_keeps_the_latest_and_the_best(tmp_path):
     paths = [checkpoint(tmp_path, step) for step in (2, 4, 10, 12)]
     rotate(tmp_path, keep=1, protected=str(paths[1]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-4"]
+
+
+def test_a_checkpoint_without_the_files_of_another_node_is_refused(tmp_path):
+    for rank in (0, 1, 3):
+        (tmp_path / f"rng_state_{rank}.pth").touch()
+    with pytest.raises(OSError, match=r"lacks rng_state_2.pth; the output must be in a file system that all"):
+        check_written(tmp_path, processes=4)
+    (tmp_path / "rng_state_2.pth").touch()
+    check_written(tmp_path, processes=4)
+    assert process_count(tmp_path) == 4

@@ -45,7 +45,7 @@ def test_several_templates_survive_the_file(tmp_path):
         ({"early_stopping": 2}, "early_stopping is 2; it needs eval_steps"),
         ({"streaming": True}, "max_steps is None; with streaming"),
         ({"streaming": True, "max_steps": 3}, "validation is None; with streaming"),
-        ({"fsdp": True, "method": "lora"}, "method is 'lora'; with fsdp"),
+        ({"fsdp": True, "method": "heads"}, "method is 'heads'; with fsdp"),
         ({"target": "x"}, "target is 'x'; it is a field of a template"),
         ({"template": []}, r"'template': \[\] does not serve; it must be a sentence with fields, or a list"),
         ({"template": ["{a}", 5]}, "'template'"),

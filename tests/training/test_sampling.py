@@ -2,7 +2,7 @@
 
 import pytest
 
-from causal_qwen.training.sampling import EpochSampler, StreamedRows
+from causal_qwen.training.sampling import EpochSampler, FilledRows, StreamedRows
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():
@@ -17,6 +17,17 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert sorted(grouped) == list(range(8))
     pairs = sorted(tuple(sorted(lengths[i] for i in grouped[k : k + 2])) for k in range(0, 8, 2))
     assert pairs == [(1, 2), (3, 4), (5, 7), (8, 9)]
+
+
+def test_rows_that_fill_the_last_batches_are_not_learned():
+    rows = FilledRows("abcde", str.upper)
+    assert len(rows) == 5
+    alone, together = (list(EpochSampler([1] * 5, seed=1, multiple=multiple)) for multiple in (1, 4))
+    assert sorted(alone) == list(range(5))
+    assert together[:5] == alone
+    assert together[5:] == [5 + row for row in alone[:3]]
+    assert "".join(rows[i] for i in together[5:]) == "".join("ABCDE"[row] for row in alone[:3])
+    assert len(list(EpochSampler([1], seed=1, multiple=4))) == 4  # more places than twice the rows
 
 
 def test_a_stream_is_shuffled_and_never_held_whole():

@@ -6,6 +6,7 @@ from outside do the same here.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -77,4 +78,6 @@ def kept_by_training(output: Path) -> str:
     if checkpoint is None:
         return "nothing is kept, there was no checkpoint yet (save_steps)"
     arguments = [*sys.argv[1:], *(["--resume"] if "--resume" not in sys.argv else [])]
-    return f"{checkpoint} is kept; go on with: {shlex.join(['causal-qwen', *arguments])}"
+    # Set by torchrun and accelerate launch.
+    together = " in all processes" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    return f"{checkpoint} is kept; go on{together} with: {shlex.join(['causal-qwen', *arguments])}"

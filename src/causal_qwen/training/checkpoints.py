@@ -12,14 +12,18 @@ from pickle import UnpicklingError
 from safetensors import SafetensorError
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
+from causal_qwen.training.shards import IncompleteShards
+
 __all__ = [
     "BAD_BATCH",
     "STAGING",
+    "check_written",
     "clear_debris",
     "enter_workspace",
     "flush_to_disk",
     "last_checkpoint",
     "leave_workspace",
+    "process_count",
     "publish",
     "readable",
     "rotate",
@@ -45,6 +49,23 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_written(staged: Path, *, processes: int) -> None:
+    """Every process has written to this directory, and not to one of the same name on a disk of its own.
+
+    Raises:
+        OSError: If the file of one is not here.
+    """
+    names = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else ["rng_state.pth"]
+    for name in names:
+        if not (staged / name).is_file():
+            raise OSError(f"{staged} lacks {name}; the output must be in a file system that all nodes share")
+
+
+def process_count(checkpoint: Path) -> int:
+    """How many processes have written a checkpoint: each leaves its random state."""
+    return len(list(checkpoint.glob("rng_state*.pth")))
 
 
 def publish(staged: Path, target: Path) -> None:
@@ -104,11 +125,11 @@ def readable(checkpoint: Path | None) -> Iterator[None]:
     """A checkpoint that cannot be read is named. Only tensors and plain values are: nothing is unpickled.
 
     Raises:
-        ValueError: If a file of it is damaged, or holds anything else.
+        ValueError: If a file of it is damaged or missing, or holds anything else.
     """
     try:
         yield
-    except (UnpicklingError, SafetensorError, RuntimeError) as error:
+    except (UnpicklingError, SafetensorError, IncompleteShards, RuntimeError) as error:
         if checkpoint is None or (isinstance(error, RuntimeError) and TORCH_READER not in str(error)):
             raise
         reason = str(error).split("\n")[0]

@@ -20,7 +20,7 @@ from causal_qwen.heads import exact
 from causal_qwen.losses import IGNORE_INDEX
 from causal_qwen.outputs import CausalLMOutput
 
-__all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features"]
+__all__ = ["CachedFeatures", "HeadsOnly", "cache_features", "collate_features", "unlearned_features"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ def cache_features(
 def collate_features(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """All positions of the rows, one after another."""
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def unlearned_features(row: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The row without its labels."""
+    return {**row, "shift_labels": torch.full_like(row["shift_labels"], IGNORE_INDEX)}
 
 
 class HeadsOnly(nn.Module):

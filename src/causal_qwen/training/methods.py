@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,15 @@ from torch.distributed.fsdp import fully_shard
 from transformers import TrainingArguments
 
 from causal_qwen.causal_lm import CausalLM
-from causal_qwen.data import Collator
-from causal_qwen.training.features import HeadsOnly, cache_features, collate_features
+from causal_qwen.data import Collator, Encoded
+from causal_qwen.losses import IGNORE_INDEX
+from causal_qwen.training.features import HeadsOnly, cache_features, collate_features, unlearned_features
 from causal_qwen.training.following import number_head
 from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
+from causal_qwen.training.shards import is_sharded
+from causal_qwen.training.trainer import hold_constants
 
 __all__ = ["Trainable", "as_one_model", "trainable"]
 
@@ -34,6 +38,7 @@ class Trainable(NamedTuple):
     validation: Any  # rows to evaluate the loss on
     collate: Callable[[Any], dict[str, torch.Tensor]]
     lengths: Sequence[int] | None  # tokens of each row; None for a stream
+    unlearned: Callable[[Any], Any]  # a row of ``train`` without its labels
 
 
 def trainable(
@@ -42,14 +47,18 @@ def trainable(
     """The recipe's method applied to ``model``, in place; ``collator`` pads single sequences."""
     if recipe.method == "heads":
         return _heads(model, recipe, parts, collator, arguments)
-    module: nn.Module = model
-    if recipe.method == "lora":
-        module = _with_adapter(model, recipe)
-    elif recipe.fsdp and arguments.world_size > 1:
+    module: nn.Module = _with_adapter(model, recipe) if recipe.method == "lora" else model
+    # Before anything is cut: groups of shards are made of what learns and what does not.
+    hold_constants(module, model.config, recipe.hold, following=True)
+    if is_sharded(recipe, arguments):
         _shard(model, arguments)
     lengths = None if isinstance(parts.train, StreamedRows) else [len(row) for row in parts.train]
     collate = Collator(collator.pad_token_id, packed=recipe.packing)
-    return Trainable(module, parts.train, parts.validation, collate, lengths)
+    return Trainable(module, parts.train, parts.validation, collate, lengths, _unlearned)
+
+
+def _unlearned(row: Encoded) -> Encoded:
+    return dataclasses.replace(row, labels=[IGNORE_INDEX] * len(row))
 
 
 def _heads(
@@ -67,8 +76,10 @@ def _heads(
         # Where everything is solved for, no step is taken that would be watched on rows held out.
         for name, rows in (("train", parts.sample), ("validation", parts.validation if parts.words else []))
     )
+    module = HeadsOnly(model)
+    hold_constants(module, model.config, recipe.hold, following=False)
     lengths = [len(row) for row in parts.sample]
-    return Trainable(HeadsOnly(model), train, validation, collate_features, lengths)
+    return Trainable(module, train, validation, collate_features, lengths, unlearned_features)
 
 
 def _with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
@@ -90,19 +101,28 @@ def _with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
 
 
 def _shard(model: CausalLM, arguments: TrainingArguments) -> None:
-    """Cut the parameters in place, a share for each process, which all call this.
+    """Cut the parameters in place, adapters among them, a share for each process, which all call this.
 
-    Layers are gathered one at a time while they compute; embedding, norm and heads as one group. Scalars
-    cannot be cut: every process holds them, and their gradients are averaged by `CausalTrainer`. The number
-    head has no gradients: every process solves for all of it.
+    Layers are gathered one at a time while they compute; embedding, norm and heads as one group. What every
+    process holds whole: scalars, which cannot be cut; heads that are wider than what of the backbone learns
+    with them, because a group has one precision; the number head, for which every process solves. Gradients
+    of the first two are averaged by `CausalTrainer`.
     """
     model.to(arguments.device)
     mesh = init_device_mesh(arguments.device.type, (arguments.world_size,))
     whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     whole |= set(number_head(model))
+    whole |= _wider(set(model.parameters()) - set(model.model.layers.parameters()) - whole)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh, ignored_params=whole)
+
+
+def _wider(group: set[nn.Parameter]) -> set[nn.Parameter]:
+    """Those that learn in the widest of several precisions."""
+    learned = {parameter for parameter in group if parameter.requires_grad}
+    widths = {parameter.dtype.itemsize for parameter in learned}
+    return {one for one in learned if one.dtype.itemsize == max(widths)} if len(widths) > 1 else set()
 
 
 def as_one_model(
@@ -111,16 +131,30 @@ def as_one_model(
     """The trained model as one piece, and its adapter, if it has one; every process calls this.
 
     ``module`` is what was trained, without wrappers of the trainer; the rest are arguments of `trainable`.
+    Of shards only the first process makes a whole, in main memory; the others keep what they have.
     """
-    if recipe.fsdp and arguments.world_size > 1:
-        # The whole state on the first process, and nothing on the others.
+    if is_sharded(recipe, arguments):
+        # Gathered tensor by tensor: no device holds more than one of them besides its shards.
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state: dict[str, Any] = get_model_state_dict(module, options=options)
+        if arguments.process_index > 0:
+            return model, None
+        model, module = _assembled(module, model, recipe, state)
+    adapter = module if recipe.method == "lora" else None
+    return model.eval(), adapter
+
+
+def _assembled(
+    module: nn.Module, model: CausalLM, recipe: TrainingRecipe, state: dict[str, Any]
+) -> tuple[CausalLM, nn.Module]:
+    """A model, and what is trained of it, that take over the tensors of ``state``: none is copied."""
+    with torch.device("meta"):
         whole = type(model)(model.config)
-        if arguments.process_index == 0:
-            whole.load_state_dict(state, strict=False)  # a tied head is not in it
-            whole.tie_weights()
-        return whole.eval(), None
-    if recipe.method == "lora":
-        return module.get_base_model().eval(), module
-    return model.eval(), None
+        target = _with_adapter(whole, recipe) if recipe.method == "lora" else whole
+    target.load_state_dict(state, assign=True)
+    whole.tie_weights()
+    for name, buffer in module.named_buffers():  # those that no state holds, too
+        owner, _, leaf = name.rpartition(".")
+        setattr(target.get_submodule(owner), leaf, buffer.cpu())
+    whole.generation_config = model.generation_config
+    return whole, target

@@ -98,8 +98,8 @@ class TrainingRecipe:
         accumulation: Batches per optimizer step.
         bf16: Whether the backbone computes in bfloat16; the heads never do.
         gradient_checkpointing: Whether activations are computed twice instead of kept.
-        fsdp: Whether several processes share parameters (fully sharded) instead of holding copies; a method
-            "full" without checkpoints.
+        fsdp: Whether several processes share parameters (fully sharded) instead of holding copies, and write
+            checkpoints together, which any number of processes can go on from; methods "full" and "lora".
         loss_impl: "fused" (exact), "sampled" (negatives drawn) or "reference" (dense).
         num_negatives: Tokens that "sampled" draws.
         reg_loss_weight: λ, the weight of the number loss.
@@ -220,12 +220,9 @@ class TrainingRecipe:
             raise ValueError(f"early_stopping is {self.early_stopping}; it needs eval_steps above 0")
         if self.target and not self.template:
             raise ValueError(f"target is {self.target!r}; it is a field of a template: give one")
-        if self.fsdp and self.method != "full":
-            remedy = "with fsdp it must be full: the rest is too small to shard"
+        if self.fsdp and self.method == "heads":
+            remedy = "with fsdp it must be full or lora: the heads are too small to shard"
             raise ValueError(f"method is {self.method!r}; {remedy}")
-        if self.fsdp and self.save_steps:
-            remedy = "with fsdp it must be 0: sharded runs keep no checkpoints"
-            raise ValueError(f"save_steps is {self.save_steps}; {remedy}")
         if self.refit_words and self.method == "heads":
             remedy = (
                 "with heads it must be false: it moves scale_U, which the solved intervals are measured in"

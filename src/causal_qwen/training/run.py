@@ -36,13 +36,15 @@ from causal_qwen.training.features import CachedFeatures
 from causal_qwen.training.following import FollowingHead
 from causal_qwen.training.methods import Trainable, as_one_model, trainable
 from causal_qwen.training.preparation import Rows, check_files, load_model, prepare_rows
+from causal_qwen.training.processes import check_launch, lost_processes, patient_barrier
 from causal_qwen.training.progress import Progress
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.records import METRICS_FILE, LocalRecords, as_lines, defined, read_records
 from causal_qwen.training.resumption import changes_of, check_same_data, check_same_recipe
+from causal_qwen.training.sampling import FilledRows
 from causal_qwen.training.solving import Batches, calibrate, solve
 from causal_qwen.training.trackers import Trackers
-from causal_qwen.training.trainer import CausalTrainer, hold_constants
+from causal_qwen.training.trainer import CausalTrainer
 
 __all__ = ["TrainingResult", "train"]
 
@@ -101,26 +103,29 @@ def train(
     Raises:
         ValueError: If the recipe, the data or the model do not fit; TrainingDiverged, a ValueError, if the
             loss becomes infinite or NaN.
+        ConnectionError: If another process of the run has ended.
         FileExistsError: If the output, or an interrupted run, exists and neither flag allows for it.
     """
     output = Path(recipe.output)
     workspace = output.with_name(output.name + ".run")
+    check_launch()
+    arguments = _arguments(recipe, workspace)  # joins the processes
     if resume and not overwrite and (output / EVALUATION_FILE).is_file():
-        return _finished(recipe, output, workspace)
+        return _finished(recipe, output, workspace, processes=arguments.world_size)
     if resume:
-        check_same_recipe(recipe, workspace)
+        check_same_recipe(recipe, workspace, processes=arguments.world_size)
     check_output_directory(output, overwrite=overwrite)
     if rows is None:
         check_files(recipe)
     set_seed(recipe.seed)
-    arguments = _arguments(recipe, workspace)
     is_main = arguments.process_index == 0
     if is_main:
         check_space(output, _bytes_to_write(recipe))
         enter_workspace(workspace, resume=resume, overwrite=overwrite)
     PartialState().wait_for_everyone()
     try:
-        return _run(recipe, rows, arguments, resume=resume, overwrite=overwrite, progress=progress)
+        with lost_processes(workspace):
+            return _run(recipe, rows, arguments, resume=resume, overwrite=overwrite, progress=progress)
     except BaseException:
         if is_main:
             leave_workspace(workspace)
@@ -143,7 +148,7 @@ def _run(
     _check_context(model, recipe)
     parts = prepare_rows(recipe, processor, rows)
     if is_main:
-        check_same_data(recipe, parts, workspace)
+        check_same_data(recipe, parts, workspace, processes=arguments.world_size)
         if progress is not None:
             progress(str(parts))
     collator = Collator.of(processor)
@@ -160,7 +165,6 @@ def _run(
         following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
         if checkpoint is None:
             following.fill(batches(parts.sample))
-    hold_constants(prepared.module, model.config, recipe.hold, following=following is not None)
     measure = partial(_measure, processor=processor, parts=parts, batches=batches)
     evaluation = partial(measure, model) if parts.validation else None
     trainer = _trainer(prepared, processor, recipe, arguments, evaluation, following, progress)
@@ -186,6 +190,7 @@ def _run(
     }
     module = trainer.accelerator.unwrap_model(trainer.model)
     trained, adapter = as_one_model(module, model, recipe, arguments)
+    wait_for_the_first = patient_barrier()
     metrics: dict[str, float] = {}
     if is_main:
         if progress is not None:
@@ -193,24 +198,29 @@ def _run(
         calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
-    trainer.accelerator.wait_for_everyone()
+    wait_for_the_first()
     return TrainingResult(output, metrics, parts.bad_rows.count)
 
 
-def _finished(recipe: TrainingRecipe, output: Path, workspace: Path) -> TrainingResult:
+def _finished(recipe: TrainingRecipe, output: Path, workspace: Path, *, processes: int) -> TrainingResult:
     """The result of a run that has reached its end.
 
     Raises:
         ValueError: If the recipe is another one now: a finished run is not trained further.
     """
+    evaluation = json.loads((output / EVALUATION_FILE).read_text(encoding="utf-8"))
     if (output / RECIPE_FILE).is_file():
-        changes = changes_of(read_settings(output / RECIPE_FILE), recipe)
+        changes = changes_of(
+            read_settings(output / RECIPE_FILE),
+            recipe,
+            processes_before=int(evaluation["train/processes"]),
+            processes=processes,
+        )
         if changes:
             raise ValueError(
                 f"{output} is finished, with {', '.join(changes)}; to train it further begin a new run from "
                 f"it (--model {output} -o ANOTHER), or train anew (--overwrite)"
             )
-    evaluation = json.loads((output / EVALUATION_FILE).read_text(encoding="utf-8"))
     metrics = {name: math.nan if value is None else value for name, value in evaluation.items()}
     shutil.rmtree(workspace, ignore_errors=True)
     return TrainingResult(output, metrics, int(metrics["train/skipped_rows"]), was_finished=True)
@@ -292,6 +302,9 @@ def _trainer(
     following: FollowingHead | None,
     progress: Callable[[str], None] | None,
 ) -> CausalTrainer:
+    rows = prepared.train
+    if arguments.world_size > 1 and prepared.lengths is not None:
+        rows = FilledRows(rows, prepared.unlearned)
     trainer = CausalTrainer(
         recipe=recipe,
         num_token_id=processor.num_token_id,
@@ -300,7 +313,7 @@ def _trainer(
         following=following,
         model=prepared.module,
         args=arguments,
-        train_dataset=prepared.train,
+        train_dataset=rows,
         eval_dataset=prepared.validation if recipe.eval_steps else None,
         data_collator=prepared.collate,
         processing_class=None if recipe.method == "heads" else processor,

@@ -1,14 +1,16 @@
 """CausalTrainer: transformers' Trainer, with what a causal model adds.
 
 Two sums with two divisors (tokens and numbers), larger steps for the heads, a number head that follows the
-features, atomic checkpoints, a row order that survives a restart, and a guard against losses that are no
-numbers.
+features, atomic checkpoints, whole or in shards, a row order that survives a restart with another number of
+processes, and a guard against losses that are no numbers.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,23 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from torch.distributed.tensor import DTensor
+from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import TrainerState
 
 from causal_qwen.configuration import CausalFields
 from causal_qwen.conversion.files import disk_errors
 from causal_qwen.losses import IGNORE_INDEX
-from causal_qwen.training.checkpoints import BAD_BATCH, STAGING, publish, readable, rotate
+from causal_qwen.training import shards
+from causal_qwen.training.checkpoints import (
+    BAD_BATCH,
+    STAGING,
+    check_written,
+    process_count,
+    publish,
+    readable,
+    rotate,
+)
 from causal_qwen.training.following import FollowingHead, NumberFeatures, number_head
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import EpochSampler
@@ -49,6 +61,7 @@ LOG_NAMES = {
 }
 TRAINER_STATE = "trainer_state.json"
 NUMBER_FEATURES = "number_features.pt"
+SCHEDULER = "scheduler.pt"
 
 
 class TrainingDiverged(ValueError):
@@ -57,7 +70,7 @@ class TrainingDiverged(ValueError):
 
 def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str, Any]]:
     """Parameters by learning rate (backbone, fast and slow heads) and decay (matrices do, vectors do not)."""
-    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool, bool, str], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -68,11 +81,13 @@ def parameter_groups(model: nn.Module, recipe: TrainingRecipe) -> list[dict[str,
         elif any(part in plain for part in HEADS):
             rate = SLOW_SHARE * recipe.learning_rate
         decays = parameter.ndim >= 2 and "norm" not in name
-        # Scalars are never sharded, and one optimizer kernel takes either kind of tensor.
-        groups.setdefault((rate, decays, parameter.ndim == 0), []).append(parameter)
+        # One optimizer kernel takes shards or whole tensors, not both. What stays whole is told apart by
+        # these, so that groups, which a schedule lists, are the same on any number of processes.
+        kind = (rate, decays, parameter.ndim == 0, str(parameter.dtype))
+        groups.setdefault(kind, []).append(parameter)
     return [
         {"params": parameters, "lr": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
-        for (rate, decays, _), parameters in sorted(groups.items(), key=lambda item: item[0])
+        for (rate, decays, *_), parameters in sorted(groups.items(), key=lambda item: item[0])
     ]
 
 
@@ -148,19 +163,22 @@ class CausalTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.following = following
-        self._numbers: list[NumberFeatures] = []  # of this step
+        self._numbers: list[list[NumberFeatures]] = []  # of this step, batch by batch
         self.recipe, self.num_token_id, self.evaluation = recipe, num_token_id, evaluation
         self.trained_tokens = 0
         self._staging: Path | None = None
         self._num_numbers: Tensor | None = None
         self._last_batch: dict[str, Any] = {}
         self.start_record(0)
+        super().__init__(**options)
         self.row_sampler: EpochSampler | None = None
         if lengths is not None:
-            group = recipe.batch_size * recipe.accumulation if recipe.group_by_length else 0
-            self.row_sampler = EpochSampler(lengths, seed=recipe.seed, group=group)
-        super().__init__(**options)
-        self.is_sharded = recipe.fsdp and self.args.world_size > 1
+            processes = self.args.world_size
+            rows = recipe.batch_size * processes  # of a batch on all of them
+            group = rows * recipe.accumulation if recipe.group_by_length else 0
+            multiple = rows if processes > 1 else 1
+            self.row_sampler = EpochSampler(lengths, seed=recipe.seed, group=group, multiple=multiple)
+        self.is_sharded = shards.is_sharded(recipe, self.args)
         # Tells Trainer that the model places and reduces its own parameters.
         self.is_distributed_loading_by_transformers = self.is_sharded
         self.remove_callback(PrinterCallback)
@@ -171,13 +189,15 @@ class CausalTrainer(Trainer):
 
         A run that was interrupted after its last step is not trained again: Trainer would take one step more.
         """
-        if checkpoint is not None:
-            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-            if state.global_step >= state.max_steps:
-                self.state = state
-                self._load_from_checkpoint(state.best_model_checkpoint or str(checkpoint))
-                return 0.0
-        with readable(checkpoint):
+        with readable(checkpoint), warnings.catch_warnings():
+            # Of what a sharded model returns, the loss alone is changed in place, and it is no view.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+            if checkpoint is not None:
+                state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+                if state.global_step >= state.max_steps:
+                    self.state = state
+                    self._load_from_checkpoint(state.best_model_checkpoint or str(checkpoint))
+                    return 0.0
             if checkpoint is not None and self.following is not None:
                 self.following.load_state_dict(torch.load(checkpoint / NUMBER_FEATURES, weights_only=True))
             outcome = self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -187,8 +207,13 @@ class CausalTrainer(Trainer):
         """Let the number head see the step's features of all processes, and every few steps follow them."""
         if self.following is None:
             return
-        numbers, self._numbers = self._numbers, []
-        self.following.add(gather_object(numbers) if self.args.world_size > 1 else numbers)
+        batches, self._numbers = self._numbers, []
+        if self.args.world_size > 1:
+            own = len(batches)
+            gathered = gather_object(batches)  # process by process
+            # In the order of the rows, which is that of one process with larger batches.
+            batches = [batch for first in range(own) for batch in gathered[first::own]]
+        self.following.add(itertools.chain.from_iterable(batches))
         if step % self.following.every == 0:
             self.following.solve()
 
@@ -209,7 +234,7 @@ class CausalTrainer(Trainer):
         return optimizer
 
     def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
-        """Average the gradients of scalars, which sharding leaves whole; sums work on every backend."""
+        """Average the gradients of what sharding leaves whole; sums work on every backend."""
 
         def average(parameter: Tensor) -> None:
             if self.accelerator.sync_gradients and parameter.grad is not None:
@@ -217,7 +242,7 @@ class CausalTrainer(Trainer):
                 parameter.grad /= self.args.world_size
 
         for parameter in model.parameters():
-            if parameter.requires_grad and parameter.ndim == 0:
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
                 parameter.register_post_accumulate_grad_hook(average)
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor:
@@ -250,7 +275,7 @@ class CausalTrainer(Trainer):
         if training:
             self._last_batch = inputs
             if self.following is not None:
-                self._numbers += self.following.read(inputs, outputs)
+                self._numbers.append(self.following.read(inputs, outputs))
             self._check_finite(loss, "the loss")
             self._parts["cls"] += float(outputs.cls_loss.detach())
             self._parts["reg"] += float(outputs.reg_loss.detach())
@@ -300,6 +325,51 @@ class CausalTrainer(Trainer):
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._staging) if self._staging else super()._get_output_dir(trial)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The weights of a checkpoint: whole, or with ``fsdp`` in shards."""
+        if self.recipe.fsdp and output_dir is not None:
+            shards.save_model(self.model, Path(output_dir))
+        else:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.recipe.fsdp:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        shards.save_optimizer(self.model, self.optimizer.optimizer, Path(output_dir))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.recipe.fsdp:
+            shards.load_model(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self.recipe.fsdp:
+            shards.load_model(self.model, Path(str(self.state.best_model_checkpoint)))
+        else:
+            super()._load_best_model()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.recipe.fsdp or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        optimizer = self.optimizer.optimizer
+        shards.load_optimizer(self.model, optimizer, Path(checkpoint))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
+        for group, rate in zip(optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Each process draws on where it was; with another number of them all draw anew, by seed and step."""
+        if checkpoint is None or process_count(Path(checkpoint)) == self.args.world_size:
+            super()._load_rng_state(checkpoint)
+        else:
+            draws = self.state.global_step * 1_000_003 + self.args.process_index
+            set_seed((self.recipe.seed + draws) % 2**32)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write into a staging directory, flush, rename: a checkpoint that can be found is complete."""
         root = Path(self.args.output_dir)
@@ -320,6 +390,7 @@ class CausalTrainer(Trainer):
         self.state.best_model_checkpoint = str(target) if is_best else previous
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            check_written(staged, processes=self.args.world_size)
             self.state.save_to_json(str(staged / TRAINER_STATE))
             if self.following is not None:
                 torch.save(self.following.state_dict(), staged / NUMBER_FEATURES)
