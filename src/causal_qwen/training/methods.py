@@ -21,7 +21,7 @@ from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
 
-__all__ = ["Trainable", "as_one_model", "trainable"]
+__all__ = ["Trainable", "as_one_model", "trainable", "with_adapter"]
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -44,7 +44,7 @@ def trainable(
         return _heads(model, recipe, parts, collator, arguments)
     module: nn.Module = model
     if recipe.method == "lora":
-        module = _with_adapter(model, recipe)
+        module = with_adapter(model, recipe)
     elif recipe.fsdp and arguments.world_size > 1:
         _shard(model, arguments)
     lengths = None if isinstance(parts.train, StreamedRows) else [len(row) for row in parts.train]
@@ -71,7 +71,7 @@ def _heads(
     return Trainable(HeadsOnly(model), train, validation, collate_features, lengths)
 
 
-def _with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
+def with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
     """LoRA on the backbone's matrices; the heads are trained whole."""
     try:
         import peft
