@@ -5,6 +5,7 @@ A run is at its highest at one of a few moments, and at each the tensors that ar
     loading        the whole model, and its embedding once more while <NUM> gets a row
     forward        all activations, and what the loss over the vocabulary makes on its way
     backward       the same activations, and what the loss makes on its way back
+    recomputing    with checkpointing: one layer, and gradients of those above it or inputs of those below
     last gradient  all gradients, and that of the embedding once more where W is the embedding
     solving        a copy of the backbone in bfloat16, made of one in its own precision
     gathering      of a model that processes share: its state and a new model, on the first of them
@@ -122,42 +123,42 @@ def estimate_memory(
     """
     weights = _Weights.of(model, module, recipe, processes)
     compute = _Compute.of(model, recipe)
-    on_cpu = device == "cpu"
     moments = {"loading": {"parameters": weights.whole + weights.embedding}}
-    optimizer = 2 * weights.learned
-    steps = recipe.method != "heads" or batch.learned > 0
-    if steps:
+    takes_steps = recipe.method != "heads" or batch.learned > 0
+    optimizer = 2 * weights.learned if takes_steps else 0
+    if takes_steps:
         loss = _vocabulary_loss(model, recipe, batch, compute, device=device)
-        # Gradients of earlier batches of the step are there already; those of copies wait in their buckets.
-        waiting = weights.learned if recipe.accumulation > 1 else 0
-        buckets = weights.learned if processes > 1 and not recipe.fsdp else 0
-        activations, casts = _activations(model, recipe, batch, compute)
-        kept_casts = 0 if recipe.gradient_checkpointing else casts
+        kept = _Activations.of(model, recipe, batch, compute)
         held = {"parameters": weights.held, "optimizer": optimizer}
+        # Gradients of copies of a model wait in buckets; those of the step's earlier batches are there.
+        buckets = weights.learned if processes > 1 and not weights.sharded else 0
+        earlier = buckets + (weights.learned if recipe.accumulation > 1 else 0)
         moments["forward"] = held | {
-            "gradients": waiting + buckets,
-            "activations": activations + casts,
+            "gradients": earlier,
+            "activations": kept.layers + kept.heads + kept.casts,
             "vocabulary loss": loss.forward,
         }
         moments["backward"] = held | {
-            "gradients": waiting + buckets,
-            "activations": activations + kept_casts,
+            "gradients": earlier,
+            "activations": kept.layers + kept.heads + (0 if recipe.gradient_checkpointing else kept.casts),
             "vocabulary loss": loss.backward,
         }
+        if recipe.gradient_checkpointing:
+            # Inputs of layers go as gradients come, both evenly: one end or the other has the most.
+            at_top = {"gradients": earlier + loss.gradient, "activations": kept.layers + kept.one_layer}
+            at_bottom = {"gradients": buckets + weights.learned, "activations": kept.one_layer}
+            moments["recomputing"] = held | max(at_top, at_bottom, key=lambda parts: sum(parts.values()))
         moments["last gradient"] = held | {
             "gradients": weights.learned + buckets + weights.unsharded_gradients + weights.second_gradient
         }
-    else:
-        optimizer = 0
-    if recipe.precision_proof and batch.numbers and compute.residual != 2:
-        copy = 0 if recipe.fsdp and processes > 1 and not on_cpu else weights.backbone
-        held = weights.whole if recipe.fsdp else weights.held
-        moments["solving"] = {"parameters": held + copy, "optimizer": optimizer}
-    if weights.sharded and on_cpu:
-        moments["gathering"] = {"parameters": weights.held + 2 * weights.whole, "optimizer": optimizer}
+    if weights.sharded:
+        if device == "cpu":  # elsewhere it is the memory of the host
+            moments["gathering"] = {"parameters": weights.shares + 2 * weights.whole, "optimizer": optimizer}
+    elif recipe.precision_proof and batch.numbers and compute.residual != 2:
+        moments["solving"] = {"parameters": weights.whole + weights.backbone, "optimizer": optimizer}
     return MemoryEstimate(
         {
-            moment: {part: parts[part] if part in parts else 0 for part in PARTS} | {"framework": framework}
+            moment: dict.fromkeys(PARTS, 0) | parts | {"framework": framework}
             for moment, parts in moments.items()
         }
     )
@@ -171,7 +172,8 @@ class _Weights(NamedTuple):
     """Bytes of parameters on one device."""
 
     whole: int  # of all, as they are loaded
-    held: int  # of all, in a step
+    shares: int  # of what this device keeps, which is all unless it is cut
+    held: int  # the same, and what is gathered in a step
     learned: int  # of those that learn: their gradients, and each of two moments
     backbone: int  # of what is copied to see what rounding does
     embedding: int
@@ -188,19 +190,20 @@ class _Weights(NamedTuple):
         embedding = model.get_input_embeddings().weight
         second = embedding.requires_grad and model.lm_head.weight is embedding
         sharded = recipe.fsdp and processes > 1
-        held, kept, unsharded = _bytes(everything), _bytes(learned), 0
+        shares, gathered, kept, unsharded = _bytes(everything), 0, _bytes(learned), 0
         if sharded:
             layers = [list(layer.parameters()) for layer in backbone.layers]
             in_layers = {parameter for layer in layers for parameter in layer}
             root = [p for p in everything if p not in in_layers]
             gathered = _bytes(root) + GATHERED_LAYERS * max(map(_bytes, layers))
             uncut = {p for p in root if p.ndim == 0} | set(number_head(model))
-            held = _shares(everything, uncut, processes) + gathered
+            shares = _shares(everything, uncut, processes)
             kept = _shares(learned, uncut, processes)
             unsharded = _bytes(p for p in root if p.requires_grad)
         return cls(
             whole=_bytes(everything),
-            held=held,
+            shares=shares,
+            held=shares + gathered,
             learned=kept,
             backbone=_bytes(backbone.parameters()),
             embedding=_bytes([embedding]),
@@ -234,29 +237,36 @@ class _Compute(NamedTuple):
         return cls(2 if autocast else residual, residual, autocast)
 
 
-def _activations(
-    model: CausalLM, recipe: TrainingRecipe, batch: Batch, compute: _Compute
-) -> tuple[int, int]:
-    """What autograd keeps outside of the loss, and the matrices that autocast has made bfloat16."""
-    config: Any = model.config
-    backbone: Any = model.model
-    layers = list(backbone.layers)
-    heads = _head_activations(config, batch, compute)
-    if recipe.method == "heads":
-        return heads, 0
-    # Below the first layer that learns nothing is kept.
-    learns = [any(p.requires_grad for p in layer.parameters()) for layer in layers]
-    embedding = model.get_input_embeddings().weight.requires_grad
-    first = 0 if embedding else (learns.index(True) if any(learns) else len(layers))
-    depth = len(layers) - first
-    layer = _layer_activations(config, recipe, batch, compute)
-    matrices = sum(p.numel() for layer in layers for p in layer.parameters() if p.ndim == 2)
-    casts = 2 * matrices if compute.autocast else 0
-    if recipe.gradient_checkpointing:
-        inputs = depth * batch.tokens * config.hidden_size * compute.residual
-        # The layer that is computed again; before the first of them the loss has given its own back.
-        return inputs + heads, casts
-    return depth * layer + heads, casts
+class _Activations(NamedTuple):
+    """What autograd keeps, but for the loss."""
+
+    layers: int  # all of them, or with checkpointing their inputs
+    one_layer: int  # and what its backward pass makes on its way
+    heads: int
+    casts: int  # matrices that autocast has made bfloat16
+
+    @classmethod
+    def of(cls, model: CausalLM, recipe: TrainingRecipe, batch: Batch, compute: _Compute) -> _Activations:
+        config: Any = model.config
+        backbone: Any = model.model
+        heads = _head_activations(config, batch, compute)
+        if recipe.method == "heads":
+            return cls(0, 0, heads, 0)
+        learns = [any(p.requires_grad for p in layer.parameters()) for layer in backbone.layers]
+        # Below the first layer that learns nothing is kept.
+        if model.get_input_embeddings().weight.requires_grad:
+            depth = len(learns)
+        else:
+            depth = len(learns) - learns.index(True) if any(learns) else 0
+        one = _layer_activations(config, recipe, batch, compute)
+        inputs = batch.tokens * config.hidden_size * compute.residual
+        matrices = sum(p.numel() for layer in backbone.layers for p in layer.parameters() if p.ndim == 2)
+        return cls(
+            layers=depth * (inputs if recipe.gradient_checkpointing else one),
+            one_layer=one + 3 * batch.tokens * config.intermediate_size * compute.matrices,
+            heads=heads,
+            casts=2 * matrices if compute.autocast else 0,
+        )
 
 
 def _layer_activations(config: Any, recipe: TrainingRecipe, batch: Batch, compute: _Compute) -> int:
@@ -299,10 +309,11 @@ def _head_activations(config: Any, batch: Batch, compute: _Compute) -> int:
 
 
 class _LossBytes(NamedTuple):
-    """The most at once, on the way forth and on the way back."""
+    """The most at once, on the way forth and on the way back, and the gradient of W that remains."""
 
     forward: int
     backward: int
+    gradient: int
 
 
 def _vocabulary_loss(
@@ -337,7 +348,7 @@ def _vocabulary_loss(
         stride = math.ceil((D + 2) / ALIGNMENT) * ALIGNMENT
         workspace = FLOAT32 * (4 * block * stride + 3 * tokens * block + 2 * N * stride)
     if not recipe.softmax_loss_weight:
-        return _LossBytes(kept + workspace, kept + back)
+        return _LossBytes(kept + workspace, kept + back, dense)
     scores = N * V * FLOAT32
     # Forth: logits and their logarithmic softmax, which stays. Back: it, the gradient of the likelihood and
     # that of the logits; then the last of them and that of W.
@@ -345,4 +356,5 @@ def _vocabulary_loss(
     return _LossBytes(
         kept + max(workspace, 2 * scores + cast),
         kept + max(3 * scores + cast, scores + dense + 2 * cast, scores + back),
+        dense,
     )
