@@ -109,7 +109,7 @@ def test_weights_and_moments_are_those_of_a_real_run_to_the_byte(changes, dtype)
     assert step["optimizer"] == moments
     second = model.get_input_embeddings().weight
     gradients = sum(parameter.grad.nbytes for parameter in learned)
-    gradients += second.nbytes if second.requires_grad else 0  # W is the embedding: two gradients
+    gradients += 2 * second.nbytes if second.requires_grad else 0  # W is the embedding: two, and their sum
     assert estimate.moments["last gradient"]["gradients"] == gradients
 
 
@@ -206,9 +206,11 @@ def test_checkpointing_keeps_the_inputs_of_layers():
 class LiveBytes(TorchDispatchMode):
     """Bytes of the storages that exist, and the most there ever were."""
 
-    def __init__(self):
+    def __init__(self, without=()):
         super().__init__()
         self.known, self.now, self.most = WeakIdKeyDictionary(), 0, 0
+        for tensor in without:
+            self.known[tensor.untyped_storage()] = None
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -235,18 +237,17 @@ class Tally:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"bf16": True},
-        {"gradient_checkpointing": True},
-        {"softmax_loss_weight": 0, "loss_impl": "sampled", "num_negatives": 200},
-        {"softmax_loss_weight": 0, "ovr_rivals": 16},
-        {"softmax_loss_weight": 0, "loss_impl": "reference"},
-        {"method": "lora", "lora_rank": 4},
+        {"ovr_rivals": 16},
+        {"ovr_rivals": 16, "bf16": True},
+        {"ovr_rivals": 16, "gradient_checkpointing": True},
+        {"ovr_rivals": 16, "method": "lora", "lora_rank": 4},
+        {"ovr_rivals": 16, "softmax_loss_weight": 0},
+        {"loss_impl": "reference", "softmax_loss_weight": 0},
     ],
-    ids=["exact", "bfloat16", "checkpointing", "sampled", "rivals", "reference", "lora"],
+    ids=["cross-entropy", "bfloat16", "checkpointing", "lora", "rivals", "reference"],
 )
 def test_a_step_takes_what_was_foretold(changes):
-    """The most that lives at once in a forward and a backward pass, within a fifth of it."""
+    """The most that lives at once in a forward and a backward pass, within a tenth of it."""
     recipe, batch = make_recipe(**changes), Batch(4, 64, 4 * 63)
     sizes = {"num_hidden_layers": 6, "vocab_size": 1200}
     model, module = real(config_of(**sizes), recipe)
@@ -254,17 +255,42 @@ def test_a_step_takes_what_was_foretold(changes):
         model.gradient_checkpointing_enable()
     module.train()
     inputs = inputs_of(batch)
-    with LiveBytes() as live:
+    with LiveBytes(without=module.parameters()) as live:
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bf16):
             loss = module(**inputs).loss
         loss.backward()
     estimate = foretell(config_of(**sizes), recipe, batch)
-    steps = ("forward", "backward", "last gradient")
-    step = max(
-        sum(estimate.moments[moment][part] for part in ("gradients", "activations", "vocabulary loss"))
-        for moment in steps
-    )
-    assert step == pytest.approx(live.most, rel=0.2)
+    assert highest_step(estimate) == pytest.approx(live.most, rel=0.1)
+
+
+def test_the_gradients_of_a_tied_matrix_are_three_at_the_end():
+    """Of a few positions and many words, where the last gradient is the highest moment. Within a tenth."""
+    recipe = make_recipe(loss_impl="sampled", num_negatives=50, softmax_loss_weight=0)
+    batch, sizes = Batch(1, 8, 7), {"vocab_size": 4000}
+    model, module = real(config_of(**sizes), recipe)
+    module.train()
+    inputs = inputs_of(batch)
+    with LiveBytes(without=model.parameters()) as live:
+        module(**inputs).loss.backward()
+    estimate = foretell(config_of(**sizes), recipe, batch)
+    assert highest_step(estimate) == estimate.moments["last gradient"]["gradients"]
+    assert highest_step(estimate) == pytest.approx(live.most, rel=0.1)
+
+
+def highest_step(estimate):
+    steps = [moment for moment in estimate.moments if moment not in ("loading", "solving")]
+    parts = ("gradients", "activations", "vocabulary loss")
+    return max(sum(estimate.moments[moment][part] for part in parts) for moment in steps)
+
+
+def test_malloc_keeps_small_blocks_and_maps_large_ones():
+    """On a CPU what small gradients took stays with the process while the loss maps its large tensors."""
+    recipe, batch = make_recipe(ovr_rivals=4), Batch(8, 512, 8 * 512)
+    config = {"vocab_size": 4000, "num_hidden_layers": 1}  # scores of 65 MB
+    backward = foretell(config_of(**config), recipe, batch).moments
+    assert backward["last gradient"]["kept by malloc"] > 0
+    elsewhere = foretell(config_of(**config), recipe, batch, device="cuda").moments
+    assert all(parts["kept by malloc"] == 0 for parts in elsewhere.values())
 
 
 def test_the_loss_of_numbers_alone_has_no_vocabulary():

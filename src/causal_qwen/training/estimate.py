@@ -6,18 +6,19 @@ A run is at its highest at one of a few moments, and at each the tensors that ar
     forward        all activations, and what the loss over the vocabulary makes on its way
     backward       the same activations, and what the loss makes on its way back
     recomputing    with checkpointing: one layer, and gradients of those above it or inputs of those below
-    last gradient  all gradients, and that of the embedding once more where W is the embedding
-    solving        a copy of the backbone in bfloat16, made of one in its own precision
+    last gradient  all gradients; of a W that is the embedding two, and their sum
+    solving        a copy of the backbone, to see what rounding does to it
     gathering      of a model that processes share: its state and a new model, on the first of them
 
 Weights, gradients and the optimizer's moments are those of a model without memory, prepared as `trainable`
-does it; activations are what autograd keeps for the backward pass of a layer of transformers'. Allocators
-keep some more than is alive, and nothing here knows them. Nothing is loaded or run.
+does it; activations are what autograd keeps for the backward pass of a layer of transformers'. On a CPU
+freed blocks count as well, where malloc keeps them. Nothing is loaded or run.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,9 +36,20 @@ from causal_qwen.training.trainer import hold_constants
 
 __all__ = ["PARTS", "Batch", "MemoryEstimate", "estimate_memory", "prepare"]
 
-PARTS = ("parameters", "gradients", "optimizer", "activations", "vocabulary loss", "framework")
+PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "vocabulary loss",
+    "kept by malloc",
+    "framework",
+)
 FLOAT32 = 4  # bytes
 GATHERED_LAYERS = 2  # of a sharded model: the one that computes, and the next one, fetched meanwhile
+# glibc gives blocks of this size and more back to the system when they are freed; smaller ones it keeps for
+# the next (M_MMAP_THRESHOLD in mallopt(3), which grows to this by itself).
+MAPPED_BLOCK = 32 << 20
 
 
 class Batch(NamedTuple):
@@ -123,104 +135,114 @@ def estimate_memory(
     """
     weights = _Weights.of(model, module, recipe, processes)
     compute = _Compute.of(model, recipe)
-    moments = {"loading": {"parameters": weights.whole + weights.embedding}}
     takes_steps = recipe.method != "heads" or batch.learned > 0
-    optimizer = 2 * weights.learned if takes_steps else 0
+    held = {"framework": framework, "parameters": weights.held}
+    held["optimizer"] = 2 * _total(weights.learned) if takes_steps else 0
+    freed: dict[str, dict[str, Blocks]] = {}  # by moment and part: what is made for it and then freed
     if takes_steps:
-        loss = _vocabulary_loss(model, recipe, batch, compute, device=device)
+        loss = _LossBlocks.of(model, recipe, batch, compute, device=device)
         kept = _Activations.of(model, recipe, batch, compute)
-        held = {"parameters": weights.held, "optimizer": optimizer}
         # Gradients of copies of a model wait in buckets; those of the step's earlier batches are there.
-        buckets = weights.learned if processes > 1 and not weights.sharded else 0
-        earlier = buckets + (weights.learned if recipe.accumulation > 1 else 0)
-        moments["forward"] = held | {
-            "gradients": earlier,
-            "activations": kept.layers + kept.heads + kept.casts,
-            "vocabulary loss": loss.forward,
-        }
-        moments["backward"] = held | {
-            "gradients": earlier,
-            "activations": kept.layers + kept.heads + (0 if recipe.gradient_checkpointing else kept.casts),
-            "vocabulary loss": loss.backward,
-        }
+        buckets = weights.learned if processes > 1 and not weights.sharded else Blocks()
+        earlier = buckets + (weights.learned if recipe.accumulation > 1 else Blocks())
+        forth = kept.layers + kept.heads + kept.casts
+        back = kept.layers + kept.heads + (Blocks() if recipe.gradient_checkpointing else kept.casts)
+        freed["forward"] = {"gradients": earlier, "activations": forth, "vocabulary loss": loss.forward}
+        freed["backward"] = {"gradients": earlier, "activations": back, "vocabulary loss": loss.backward}
         if recipe.gradient_checkpointing:
             # Inputs of layers go as gradients come, both evenly: one end or the other has the most.
             at_top = {"gradients": earlier + loss.gradient, "activations": kept.layers + kept.one_layer}
             at_bottom = {"gradients": buckets + weights.learned, "activations": kept.one_layer}
-            moments["recomputing"] = held | max(at_top, at_bottom, key=lambda parts: sum(parts.values()))
-        moments["last gradient"] = held | {
-            "gradients": weights.learned + buckets + weights.unsharded_gradients + weights.second_gradient
-        }
-    if weights.sharded:
-        if device == "cpu":  # elsewhere it is the memory of the host
-            moments["gathering"] = {"parameters": weights.shares + 2 * weights.whole, "optimizer": optimizer}
-    elif recipe.precision_proof and batch.numbers and compute.residual != 2:
-        moments["solving"] = {"parameters": weights.whole + weights.backbone, "optimizer": optimizer}
-    return MemoryEstimate(
-        {
-            moment: dict.fromkeys(PARTS, 0) | parts | {"framework": framework}
-            for moment, parts in moments.items()
-        }
-    )
+            freed["recomputing"] = max(at_top, at_bottom, key=lambda parts: sum(map(_total, parts.values())))
+        freed["last gradient"] = {"gradients": buckets + weights.learned + weights.more_gradients}
+    if not weights.sharded and recipe.precision_proof and batch.numbers and compute.residual == FLOAT32:
+        freed["solving"] = {"parameters": weights.backbone}
+
+    highest = max((_kept_by_malloc(parts) for parts in freed.values()), default=0) if device == "cpu" else 0
+    moments = {"loading": {"parameters": weights.whole + weights.embedding, "framework": framework}}
+    for moment, parts in freed.items():
+        moments[moment] = dict.fromkeys(PARTS, 0) | held
+        for part, blocks in parts.items():
+            moments[moment][part] += _total(blocks)
+        moments[moment]["kept by malloc"] = max(highest - _kept_by_malloc(parts), 0)
+    if weights.sharded and device == "cpu":  # elsewhere it is the memory of the host
+        moments["gathering"] = held | {"parameters": weights.shares + 2 * weights.whole}
+    return MemoryEstimate({name: dict.fromkeys(PARTS, 0) | parts for name, parts in moments.items()})
+
+
+# Bytes of a tensor: how many there are.
+Blocks = Counter[int]
+
+
+def _blocks(sizes: Iterable[int]) -> Blocks:
+    return Counter(sizes)
+
+
+def _times(blocks: Blocks, count: int) -> Blocks:
+    return Counter({size: number * count for size, number in blocks.items()})
+
+
+def _total(blocks: Blocks) -> int:
+    return sum(size * count for size, count in blocks.items())
+
+
+def _kept_by_malloc(parts: dict[str, Blocks]) -> int:
+    """Of the blocks of a moment, those that stay with the process when they are freed."""
+    small = (size * n for blocks in parts.values() for size, n in blocks.items() if size < MAPPED_BLOCK)
+    return sum(small)
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return sum(parameter.nbytes for parameter in parameters)
 
 
 class _Weights(NamedTuple):
-    """Bytes of parameters on one device."""
+    """Parameters on one device."""
 
-    whole: int  # of all, as they are loaded
+    whole: int  # bytes of all, as they are loaded
     shares: int  # of what this device keeps, which is all unless it is cut
     held: int  # the same, and what is gathered in a step
-    learned: int  # of those that learn: their gradients, and each of two moments
-    backbone: int  # of what is copied to see what rounding does
     embedding: int
-    second_gradient: int  # of a W that is the embedding: two gradients, which are added
-    unsharded_gradients: int  # of what is not yet shared out
+    learned: Blocks  # of those that learn: their gradients, and each of two moments
+    more_gradients: Blocks  # at the last one: of a W that is the embedding, and of what is not yet shared out
+    backbone: Blocks
     sharded: bool
 
     @classmethod
     def of(cls, model: CausalLM, module: nn.Module, recipe: TrainingRecipe, processes: int) -> _Weights:
         backbone: Any = model.model
-        everything = list(model.parameters()) if module is not model else []
-        everything = list({*everything, *module.parameters()})
+        everything = {*model.parameters(), *module.parameters()}
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         embedding = model.get_input_embeddings().weight
-        second = embedding.requires_grad and model.lm_head.weight is embedding
+        # The product's and the look-up's gradient are added to a third tensor.
+        tied = embedding.requires_grad and model.lm_head.weight is embedding
+        more = [embedding.nbytes] * (2 if tied else 0)
         sharded = recipe.fsdp and processes > 1
-        shares, gathered, kept, unsharded = _bytes(everything), 0, _bytes(learned), 0
+        gathered = 0
+        uncut = everything
         if sharded:
             layers = [list(layer.parameters()) for layer in backbone.layers]
-            in_layers = {parameter for layer in layers for parameter in layer}
-            root = [p for p in everything if p not in in_layers]
+            root = everything.difference(*layers)
             gathered = _bytes(root) + GATHERED_LAYERS * max(map(_bytes, layers))
-            uncut = {p for p in root if p.ndim == 0} | set(number_head(model))
-            shares = _shares(everything, uncut, processes)
-            kept = _shares(learned, uncut, processes)
-            unsharded = _bytes(p for p in root if p.requires_grad)
+            more += [parameter.nbytes for parameter in root if parameter.requires_grad]
+            uncut = {parameter for parameter in everything if parameter.ndim == 0} | set(number_head(model))
+        shares = {p: p.nbytes if p in uncut else _share(p, processes) for p in everything}
         return cls(
             whole=_bytes(everything),
-            shares=shares,
-            held=shares + gathered,
-            learned=kept,
-            backbone=_bytes(backbone.parameters()),
-            embedding=_bytes([embedding]),
-            second_gradient=_bytes([embedding]) if second else 0,
-            unsharded_gradients=unsharded,
+            shares=sum(shares.values()),
+            held=sum(shares.values()) + gathered,
+            embedding=embedding.nbytes,
+            learned=_blocks(shares[parameter] for parameter in learned),
+            more_gradients=_blocks(more),
+            backbone=_blocks(parameter.nbytes for parameter in backbone.parameters()),
             sharded=sharded,
         )
 
 
-def _shares(parameters: Iterable[nn.Parameter], uncut: set[nn.Parameter], processes: int) -> int:
-    """What the first process holds: of each parameter a share of its rows, and of ``uncut`` all."""
-    total = 0
-    for parameter in parameters:
-        rows = 1 if parameter in uncut else parameter.shape[0]
-        share = rows if parameter in uncut else math.ceil(rows / processes)
-        total += parameter.numel() // rows * share * parameter.element_size()
-    return total
+def _share(parameter: nn.Parameter, processes: int) -> int:
+    """Bytes of the rows that the first process holds, as fully_shard cuts them."""
+    rows = parameter.shape[0]
+    return parameter.nbytes // rows * math.ceil(rows / processes)
 
 
 class _Compute(NamedTuple):
@@ -240,10 +262,10 @@ class _Compute(NamedTuple):
 class _Activations(NamedTuple):
     """What autograd keeps, but for the loss."""
 
-    layers: int  # all of them, or with checkpointing their inputs
-    one_layer: int  # and what its backward pass makes on its way
-    heads: int
-    casts: int  # matrices that autocast has made bfloat16
+    layers: Blocks  # all of them, or with checkpointing their inputs
+    one_layer: Blocks  # and what its backward pass makes on its way
+    heads: Blocks
+    casts: Blocks  # matrices that autocast has made bfloat16
 
     @classmethod
     def of(cls, model: CausalLM, recipe: TrainingRecipe, batch: Batch, compute: _Compute) -> _Activations:
@@ -251,7 +273,7 @@ class _Activations(NamedTuple):
         backbone: Any = model.model
         heads = _head_activations(config, batch, compute)
         if recipe.method == "heads":
-            return cls(0, 0, heads, 0)
+            return cls(Blocks(), Blocks(), heads, Blocks())
         learns = [any(p.requires_grad for p in layer.parameters()) for layer in backbone.layers]
         # Below the first layer that learns nothing is kept.
         if model.get_input_embeddings().weight.requires_grad:
@@ -259,102 +281,110 @@ class _Activations(NamedTuple):
         else:
             depth = len(learns) - learns.index(True) if any(learns) else 0
         one = _layer_activations(config, recipe, batch, compute)
-        inputs = batch.tokens * config.hidden_size * compute.residual
-        matrices = sum(p.numel() for layer in backbone.layers for p in layer.parameters() if p.ndim == 2)
+        inputs = _blocks([batch.tokens * config.hidden_size * compute.residual])
+        passing = batch.tokens * config.intermediate_size * compute.matrices
+        matrices = (p for layer in backbone.layers for p in layer.parameters() if p.ndim == 2)
         return cls(
-            layers=depth * (inputs if recipe.gradient_checkpointing else one),
-            one_layer=one + 3 * batch.tokens * config.intermediate_size * compute.matrices,
+            layers=_times(inputs if recipe.gradient_checkpointing else one, depth),
+            one_layer=one + _blocks([passing] * 3),
             heads=heads,
-            casts=2 * matrices if compute.autocast else 0,
+            casts=_blocks(2 * p.numel() for p in matrices) if compute.autocast else Blocks(),
         )
 
 
-def _layer_activations(config: Any, recipe: TrainingRecipe, batch: Batch, compute: _Compute) -> int:
+def _layer_activations(config: Any, recipe: TrainingRecipe, batch: Batch, compute: _Compute) -> Blocks:
     """What autograd keeps of one layer."""
-    hidden, wide = config.hidden_size, config.intermediate_size
-    head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    head = getattr(config, "head_dim", None) or hidden // heads
+    queries, keys = heads * head, config.num_key_value_heads * head
     c, r = compute.matrices, compute.residual
     lora = recipe.method == "lora"
-    # Autocast gives every product a copy of its own of what it reads.
-    copies_of_input = (3 * c, 2 * c) if compute.autocast else (r, r)
-    normalised = 0 if lora else r
-    per_token = 0
-    for copies in copies_of_input:
-        per_token += hidden * (FLOAT32 + normalised + copies) + FLOAT32
+    per_token: list[int] = []  # bytes of each tensor
+    for readers in (3, 2):  # of the two norms: query, key and value; gate and up
+        per_token += [hidden * FLOAT32, FLOAT32]  # what is normalised, and by how much
+        # Normalised, for the gradient of the norm's weight; and weighted. Autocast gives every product that
+        # reads it a copy of its own.
+        per_token += [] if lora else [hidden * r]
+        per_token += [hidden * c] * readers if compute.autocast else [hidden * r]
     if config.model_type.endswith("qwen3"):  # queries and keys have norms of their own
-        widened = 0 if c == FLOAT32 else FLOAT32
-        per_token += (queries + keys) * ((widened or c) + (0 if lora else c))
+        for width in (queries, keys):
+            per_token += [width * FLOAT32] + ([] if lora else [width * c])
     eager = config._attn_implementation == "eager"
     repeated = queries if batch.padded or eager else keys
-    per_token += c * (2 * queries + 2 * repeated)  # queries, keys, values, and what is read out
+    per_token += [queries * c, repeated * c, repeated * c, queries * c]  # Q, K, V, and what is read out
     if eager:
-        per_token += config.num_attention_heads * batch.length * (FLOAT32 + (2 if c == 2 else 0))
+        per_token += [heads * batch.length * FLOAT32] + ([heads * batch.length * c] if c == 2 else [])
     else:
-        per_token += config.num_attention_heads * FLOAT32
-        per_token += batch.length * c if batch.padded else 0
-    per_token += 4 * c * wide  # gate, its activation, up, their product
+        per_token += [heads * FLOAT32] + ([batch.length * c] if batch.padded else [])
+    per_token += [config.intermediate_size * c] * 4  # gate, its activation, up, their product
     if lora:
-        per_token += len(LORA_TARGETS) * recipe.lora_rank * c
-        per_token += queries * c if compute.autocast else 0
-    return batch.tokens * per_token
+        per_token += [recipe.lora_rank * c] * len(LORA_TARGETS)
+        per_token += [queries * c] if compute.autocast else []
+    return _blocks(batch.tokens * width for width in per_token)
 
 
-def _head_activations(config: Any, batch: Batch, compute: _Compute) -> int:
+def _head_activations(config: Any, batch: Batch, compute: _Compute) -> Blocks:
     """The last norm, z, and U with its scale before and after its activation and its noise, float32."""
-    narrow = 0 if compute.residual == FLOAT32 else compute.residual
-    features = config.hidden_size * (2 * FLOAT32 + compute.residual + narrow)
-    laws = 4 * config.causal_size * FLOAT32
-    return batch.tokens * (features + laws)
+    features = [config.hidden_size * FLOAT32] * 2 + [config.hidden_size * compute.residual]
+    features += [] if compute.residual == FLOAT32 else [config.hidden_size * compute.residual]
+    laws = [config.causal_size * FLOAT32] * 4
+    return _blocks(batch.tokens * width for width in features + laws)
 
 
-class _LossBytes(NamedTuple):
-    """The most at once, on the way forth and on the way back, and the gradient of W that remains."""
+class _LossBlocks(NamedTuple):
+    """Of One-vs-Rest, and of cross-entropy where it has a weight: the most at once."""
 
-    forward: int
-    backward: int
-    gradient: int
+    forward: Blocks
+    backward: Blocks
+    gradient: Blocks  # of W, which remains
+
+    @classmethod
+    def of(
+        cls, model: CausalLM, recipe: TrainingRecipe, batch: Batch, compute: _Compute, *, device: str
+    ) -> _LossBlocks:
+        config: Any = model.config
+        W = model.lm_head.weight
+        N, V, D = batch.learned, config.vocab_size, config.causal_size
+        dense = _blocks([W.nbytes] if W.requires_grad else [])
+        forth, back, kept = _one_vs_rest(recipe, N, V, D, W, device=device)
+        if not recipe.softmax_loss_weight:
+            return cls(kept + forth, kept + back, dense)
+        scores = _blocks([N * V * FLOAT32])
+        cast = _blocks([V * D * 2] if compute.autocast else [])  # W, for the product and for its gradient
+        # Forth: logits and their logarithmic softmax, which stays. Back: it, the gradient of the likelihood
+        # and that of the logits; then the last of them and that of W.
+        passing = (_times(scores, 3) + cast, scores + dense + _times(cast, 2), scores + back)
+        return cls(
+            kept + max(forth, _times(scores, 2) + cast, key=_total),
+            kept + max(passing, key=_total),
+            dense,
+        )
 
 
-def _vocabulary_loss(
-    model: CausalLM, recipe: TrainingRecipe, batch: Batch, compute: _Compute, *, device: str
-) -> _LossBytes:
-    """One-vs-Rest, and cross-entropy where it has a weight, over N positions and V words."""
-    config: Any = model.config
-    W = model.lm_head.weight
-    N, V, D = batch.learned, config.vocab_size, config.causal_size
-    row = D * W.element_size()
-    dense = V * row if W.requires_grad else 0  # a gradient of W
+def _one_vs_rest(
+    recipe: TrainingRecipe, N: int, V: int, D: int, W: nn.Parameter, *, device: str
+) -> tuple[Blocks, Blocks, Blocks]:
+    """What N positions make on the way forth, what on the way back, and what they keep in between."""
+    dense = [W.nbytes] if W.requires_grad else []
     # U of the labelled positions, and the same without what a number must not teach: loc and scale each.
-    laws = 4 * N * D * FLOAT32
-    kept, workspace, back = laws, 0, 0
+    kept = [N * D * FLOAT32] * 4
     if recipe.ovr_rivals is not None:
         words = N * (1 + min(recipe.ovr_rivals, V - 1))
-        kept += words * (D * FLOAT32 + 8)
-        back = words * D * FLOAT32 + dense
-    elif recipe.loss_impl == "reference":
-        kept += 5 * N * V * FLOAT32
-        back = 3 * N * V * FLOAT32 + dense
-        workspace = 3 * N * V * FLOAT32
+        return Blocks(), _blocks([words * D * FLOAT32, *dense]), _blocks([*kept, words * D * FLOAT32])
+    if recipe.loss_impl == "reference":
+        # Scores and scales and what they are made of; going back, the angle, the radius and the arc as well.
+        scores = N * V * FLOAT32
+        return _blocks([scores] * 2), _blocks([scores] * 6), _blocks([*kept, *[scores] * 5, *dense])
+    rows = V if recipe.loss_impl == "fused" else min(recipe.num_negatives + min(N, V) + 1, V)
+    kept += [N * (D + 2) * FLOAT32] * 4  # [U, U0, ·], loc and scale, and their gradients
+    kept += [rows * FLOAT32] * 2  # gradients of b − C and of the balance
+    selected = rows * D * W.element_size()
+    if recipe.loss_impl == "sampled":
+        kept += [selected] * (2 if W.requires_grad else 1)  # rows of W, and their gradient
     else:
-        rows = V if recipe.loss_impl == "fused" else min(recipe.num_negatives + min(N, V) + 1, V)
-        kept += 4 * N * (D + 2) * FLOAT32  # [U, U0, ·], loc and scale, and their gradients
-        kept += rows * 2 * FLOAT32
-        kept += dense // V * rows  # the gradient is made on the way forth
-        if recipe.loss_impl == "sampled":
-            kept += rows * row
-            back = dense
-        tokens, block = choose_blocks(N, rows, D + 2, block_size=None, device=torch.device(device))
-        stride = math.ceil((D + 2) / ALIGNMENT) * ALIGNMENT
-        workspace = FLOAT32 * (4 * block * stride + 3 * tokens * block + 2 * N * stride)
-    if not recipe.softmax_loss_weight:
-        return _LossBytes(kept + workspace, kept + back, dense)
-    scores = N * V * FLOAT32
-    # Forth: logits and their logarithmic softmax, which stays. Back: it, the gradient of the likelihood and
-    # that of the logits; then the last of them and that of W.
-    cast = V * D * 2 if compute.autocast else 0
-    return _LossBytes(
-        kept + max(workspace, 2 * scores + cast),
-        kept + max(3 * scores + cast, scores + dense + 2 * cast, scores + back),
-        dense,
-    )
+        kept += dense  # made on the way forth
+        dense = []
+    tokens, block = choose_blocks(N, rows, D + 2, block_size=None, device=torch.device(device))
+    stride = math.ceil((D + 2) / ALIGNMENT) * ALIGNMENT
+    walk = [block * stride * FLOAT32] * 4 + [tokens * block * FLOAT32] * 3 + [N * stride * FLOAT32] * 2
+    return _blocks(walk), _blocks(dense), _blocks(kept)
