@@ -149,7 +149,7 @@ def estimate_memory(
         back = kept.layers + kept.heads + (Blocks() if recipe.gradient_checkpointing else kept.casts)
         freed["forward"] = {"gradients": earlier, "activations": forth, "vocabulary loss": loss.forward}
         freed["backward"] = {"gradients": earlier, "activations": back, "vocabulary loss": loss.backward}
-        if recipe.gradient_checkpointing:
+        if recipe.gradient_checkpointing and recipe.method != "heads":
             # Inputs of layers go as gradients come, both evenly: one end or the other has the most.
             at_top = {"gradients": earlier + loss.gradient, "activations": kept.layers + kept.one_layer}
             at_bottom = {"gradients": buckets + weights.learned, "activations": kept.one_layer}
@@ -159,7 +159,9 @@ def estimate_memory(
         freed["solving"] = {"parameters": weights.backbone}
 
     highest = max((_kept_by_malloc(parts) for parts in freed.values()), default=0) if device == "cpu" else 0
-    moments = {"loading": {"parameters": weights.whole + weights.embedding, "framework": framework}}
+    # On the host a model is whole before it is cut or moved, and so is a device's before it is cut.
+    loaded = weights.whole + (weights.embedding if device == "cpu" else 0)
+    moments = {"loading": {"parameters": loaded, "framework": framework}}
     for moment, parts in freed.items():
         moments[moment] = dict.fromkeys(PARTS, 0) | held
         for part, blocks in parts.items():
