@@ -52,6 +52,7 @@ KEYS = {
     "generate": ({"embedded", "tiny dimensions", "growth"}, GENERATE),
     "identity": ({"attribution", "half_text", "half_text_standard_errors", "chance", "settings"},),
     "individual_sets": ({"first", "texts"},),
+    "memory": ({"full, float32, 2 × 96", "lora, float32, 4 × 256", "heads, a table"},),
     "outliers": ({"causal_growth_30", "boosting_growth_30", "boosting_l1_growth_30", "tables"},),
     "ovr_loss": (
         {"sizes", "step_seconds", "step_memory", "exactness"},
@@ -79,7 +80,10 @@ KEYS = {
     "words": ({"agreement", "start", "rivals", "bounded", "unbounded", "cross_entropy"},),
 }
 RUNS = [(name, False) for name in SCRIPTS] + [(name, True) for name in KEYS if len(KEYS[name]) == 2]
-CHILDREN = {"conversion_cost": "child", "decision_head": "child", "ovr_loss": "child", "training": "measure"}
+CHILDREN = {
+    "conversion_cost": "child", "decision_head": "child", "memory": "child", "ovr_loss": "child",
+    "training": "measure",
+}  # fmt: skip
 PICTURES = {"decoder_cache", "identity", "outliers", "sampling_frontier", "tables", "tuning"}
 
 

@@ -9,6 +9,7 @@ import typer
 
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
+from causal_qwen.cli.estimate import show_estimate
 from causal_qwen.cli.interruption import kept_by_training, on_interruption
 from causal_qwen.cli.push import check_access, upload
 
@@ -59,6 +60,27 @@ def command(
         list[str] | None, typer.Option("--set", help="Any other key of a recipe: --set packing=true.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what the model will see.")] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="Show the memory and the time that this would take; no weights are loaded. --model may then "
+            "name a published shape: Qwen2.5-0.5B, -1.5B, -3B, -7B, -14B, -32B or -72B, whose rows count as "
+            "max_length tokens, like those of a hub id.",
+        ),
+    ] = False,
+    processes: Annotated[int, typer.Option(help="With --estimate: devices that train together.")] = 1,
+    device: Annotated[
+        str | None,
+        typer.Option(help="With --estimate: cpu, cuda, …; the one that training would use if not given."),
+    ] = None,
+    flops: Annotated[
+        float | None,
+        typer.Option(
+            help="With --estimate: operations per second of a device, such as 3e14; measured in a second if "
+            "not given."
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
     overwrite: shared.Overwrite = False,
     push: shared.Push = None,
@@ -84,10 +106,15 @@ def command(
         "seed": seed,
         "report_to": report_to or None,
     }
+    if not estimate and (processes != 1 or device is not None or flops is not None):
+        raise ValueError(
+            "--processes, --device and --flops go with --estimate; a run takes the devices that are there, "
+            "one process each under torchrun"
+        )
     note("preparing …")
     quiet_libraries()
     flags = {name: value for name, value in options.items() if value is not None} | _settings(set_ or [])
-    if dry_run:
+    if dry_run or estimate:
         flags.setdefault("output", "unused")
     check_access(push)
     from causal_qwen.training import TrainingRecipe, train
@@ -95,6 +122,9 @@ def command(
     recipe = TrainingRecipe.from_yaml(config, **flags) if config else TrainingRecipe.from_mapping(flags)
     if dry_run:
         _show(recipe)
+        return
+    if estimate:
+        show_estimate(recipe, processes=processes, device=device, flops=flops, as_json=as_json)
         return
     on_interruption(lambda: kept_by_training(Path(recipe.output)))
     result = train(recipe, resume=resume, overwrite=overwrite, progress=note)

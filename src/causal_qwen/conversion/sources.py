@@ -54,6 +54,7 @@ __all__ = [
     "Base",
     "BaseFiles",
     "ConversionError",
+    "family_of",
     "load_base",
     "load_tokenizer",
     "open_base",
@@ -136,7 +137,7 @@ class BaseFiles:
         files = weight_files(self.directory, self.name)
         if dtype == "auto":
             dtype = self.config.dtype or weights_dtype(files) or torch.float32
-        family, config = _family(self.config)
+        family, config = family_of(self.config)
         config.dtype = wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         tensors = guarded(self.name, lambda: read_weights(files, dtype=wanted, watch=watch))
         if not any(name.startswith("model.") for name in tensors):  # a backbone that was saved alone
@@ -227,7 +228,7 @@ def _dequantised_directory(file: Path, dtype: torch.dtype) -> Path:
     return cache_directory() / f"gguf-{digest[:16]}{suffix}"
 
 
-def _family(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
+def family_of(config: PreTrainedConfig) -> tuple[Any, PreTrainedConfig]:
     """The class of `FAMILIES` that computes the same function, and its configuration."""
     if not isinstance(config, LlamaConfig):
         return ARCHITECTURES[config.model_type], copy.deepcopy(config)

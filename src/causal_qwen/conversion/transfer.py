@@ -28,7 +28,7 @@ from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "convert"]
+__all__ = ["REPORT_FILE", "CalibrationMode", "Conversion", "bundled_text", "causal_config", "convert"]
 
 CalibrationMode = Literal["default", "published", "none"]
 REPORT_FILE = "conversion.json"
@@ -192,6 +192,23 @@ def _check_output(
     check_space(output, round(1.05 * checkpoint.bytes(dtype)))  # the heads are a few percent more
 
 
+def causal_config(family: Any, base: PreTrainedConfig, *, num_token_id: int, **fields: Any) -> Any:
+    """The configuration of the causal class ``family`` over a base of its kind.
+
+    Args:
+        family: A class that `FAMILIES` leads to.
+        base: Of the class that leads to it; left unchanged.
+        num_token_id: The row of <NUM>.
+        **fields: Whatever differs from the base's, or is the causal configuration's own.
+    """
+    own = base.to_dict() | fields | {"num_token_id": num_token_id}
+    for field in ("model_type", "architectures", "transformers_version", "_name_or_path"):
+        own.pop(field, None)
+    config = family.config_class(**own)
+    config.dtype = base.dtype
+    return config
+
+
 def _transfer(
     name: str,
     weights: Weights,
@@ -205,14 +222,9 @@ def _transfer(
     for vocabulary in (EMBEDDING, HEAD):
         if vocabulary in tensors:
             tensors[vocabulary] = with_num_row(tensors.pop(vocabulary), num_token)
-    fields = weights.config.to_dict() | constants
-    for field in ("model_type", "architectures", "transformers_version", "_name_or_path"):
-        fields.pop(field, None)
-    rows = len(tensors[EMBEDDING])
-    fields |= {"vocab_size": rows, "num_token_id": num_token.id, "causal_size": causal_size}
     family: Any = FAMILIES[weights.family]
-    config = family.config_class(**fields)
-    config.dtype = weights.config.dtype
+    fields = constants | {"vocab_size": len(tensors[EMBEDDING]), "causal_size": causal_size}
+    config = causal_config(family, weights.config, num_token_id=num_token.id, **fields)
     if config.causal_size is not None and config.causal_size != config.hidden_size:
         W = tensors[HEAD] if HEAD in tensors else tensors[EMBEDDING]
         tensors["abduction.loc.weight"], tensors[HEAD] = _rank(W, config.causal_size, seed)

@@ -25,7 +25,7 @@ from causal_qwen.training.sampling import StreamedRows
 from causal_qwen.training.shards import is_sharded
 from causal_qwen.training.trainer import hold_constants
 
-__all__ = ["Trainable", "as_one_model", "trainable"]
+__all__ = ["Trainable", "as_one_model", "trainable", "with_adapter"]
 
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -47,7 +47,7 @@ def trainable(
     """The recipe's method applied to ``model``, in place; ``collator`` pads single sequences."""
     if recipe.method == "heads":
         return _heads(model, recipe, parts, collator, arguments)
-    module: nn.Module = _with_adapter(model, recipe) if recipe.method == "lora" else model
+    module: nn.Module = with_adapter(model, recipe) if recipe.method == "lora" else model
     # Before anything is cut: groups of shards are made of what learns and what does not.
     hold_constants(module, model.config, recipe.hold, following=True)
     if is_sharded(recipe, arguments):
@@ -82,7 +82,7 @@ def _heads(
     return Trainable(module, train, validation, collate_features, lengths, unlearned_features)
 
 
-def _with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
+def with_adapter(model: CausalLM, recipe: TrainingRecipe) -> nn.Module:
     """LoRA on the backbone's matrices; the heads are trained whole."""
     try:
         import peft
@@ -150,7 +150,7 @@ def _assembled(
     """A model, and what is trained of it, that take over the tensors of ``state``: none is copied."""
     with torch.device("meta"):
         whole = type(model)(model.config)
-        target = _with_adapter(whole, recipe) if recipe.method == "lora" else whole
+        target = with_adapter(whole, recipe) if recipe.method == "lora" else whole
     target.load_state_dict(state, assign=True)
     whole.tie_weights()
     for name, buffer in module.named_buffers():  # those that no state holds, too

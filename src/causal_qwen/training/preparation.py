@@ -19,7 +19,7 @@ from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.recipe import TrainingRecipe
 from causal_qwen.training.sampling import StreamedRows
 
-__all__ = ["Rows", "check_files", "load_model", "load_processor", "prepare_rows", "split"]
+__all__ = ["Rows", "check_files", "count_examples", "load_model", "load_processor", "prepare_rows", "split"]
 
 STREAM_HEAD = 2000  # rows of a stream that the value space is fitted to
 
@@ -139,6 +139,15 @@ def check_files(recipe: TrainingRecipe) -> None:
             )
             if next(examples, None) is None:
                 raise ValueError(f"{paths if isinstance(paths, str) else ', '.join(paths)}: no usable row")
+
+
+def count_examples(recipe: TrainingRecipe) -> int | None:
+    """Rows that are left to train on, before any text is cut; None without data, or of a stream."""
+    if recipe.data is None or recipe.streaming:
+        return None
+    bad_rows = BadRows(recipe.on_bad_row, silent=True)
+    count = sum(1 for _ in _reading(recipe).examples(_files(recipe, recipe.data), bad_rows))
+    return len(split(count, recipe)[2])
 
 
 def _reading(recipe: TrainingRecipe) -> Reading:
