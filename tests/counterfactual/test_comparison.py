@@ -12,7 +12,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from causal_qwen import Engine, Side, compare
-from causal_qwen.counterfactual.comparison import Comparison, Judge, PlainSpeaker, Said, Score, score_of
+from causal_qwen.counterfactual.comparison import (
+    Comparison,
+    Judge,
+    Pair,
+    PlainSpeaker,
+    Said,
+    Score,
+    conclude,
+    score_of,
+    write_pairs,
+)
 from causal_qwen.counterfactual.comparison.gumbel import GumbelNoise, gumbel, token_bytes, token_keys
 from causal_qwen.counterfactual.comparison.report import write_report
 from causal_qwen.counterfactual.comparison.speakers import check_cause_space
@@ -69,6 +79,13 @@ def test_the_noise_belongs_to_the_index_of_the_token_not_to_the_prompt(speaker):
     again = GumbelNoise(noise.keys, [Individual(3)])(long, torch.zeros(1, 300))
     torch.testing.assert_close(first, again)
     assert not torch.equal(noise(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 300)), first)
+
+
+def test_an_individual_may_be_at_two_places_of_a_batch():
+    """Where texts of a batch are not of one age, as in vLLM."""
+    keys, people = token_keys(tiny_tokenizer(), 300), [Individual(3), Individual(3, start=4)]
+    rows = GumbelNoise(keys, people)(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 300))
+    torch.testing.assert_close(rows, torch.from_numpy(np.stack([gumbel(3, 0, keys), gumbel(3, 4, keys)])))
 
 
 def test_gumbel_choices_are_draws_from_softmax():
@@ -226,6 +243,25 @@ def test_pairs_arrive_one_by_one(speaker):
     rest = list(pairs)
     assert len(rest) + 1 == comparison.total == 6
     assert [pair.prompt for pair in (first, *rest)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_pairs_that_processes_share_are_those_of_one(speaker, tmp_path):
+    """Each writes every third one; dealt out again in turn they are the whole, and say the same."""
+    warm = Settings(max_new_tokens=6, temperature=1.5)
+    plan = {"individuals": 5, "scores": [score_of("length")], "batch_size": 2}
+    expected = compare(side(speaker), side(speaker, warm), output=tmp_path / "whole.jsonl", **plan)
+    parts = []
+    for index in range(3):
+        comparison = Comparison(side(speaker), side(speaker, warm), **plan, step=(index, 3))
+        write_pairs(comparison, tmp_path / f"{index}.jsonl")
+        parts.append((tmp_path / f"{index}.jsonl").read_text().splitlines())
+        assert len(parts[-1]) == comparison.total
+    lines = [parts[row % 3][row // 3] for row in range(10)]
+    assert lines == (tmp_path / "whole.jsonl").read_text().splitlines()
+    result = conclude(comparison.outline, (Pair(**json.loads(line)) for line in lines))
+    assert result.to_dict() == expected.to_dict()
+    with pytest.raises(ValueError, match="a look needs all pairs"):
+        Comparison(side(speaker), side(speaker), individuals=16, looks=(8, 16), step=(0, 2))
 
 
 def test_scores(tmp_path, monkeypatch):

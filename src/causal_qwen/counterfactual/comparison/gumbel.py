@@ -32,7 +32,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from causal_qwen.individual import Individual
 
-__all__ = ["GumbelNoise", "gumbel", "gumbel_choice", "token_bytes", "token_keys"]
+__all__ = ["GumbelNoise", "gumbel", "gumbel_choice", "text_ends", "token_bytes", "token_keys"]
 
 STREAM = 2  # of a seed, behind the two of `individual`
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how vocabularies with a fallback write a single byte
@@ -86,6 +86,11 @@ def _spelling(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     return byte_level if "ByteLevel" in decoder else as_text
 
 
+def text_ends(eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text, as a generation config has them: one, several or none."""
+    return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id or ())
+
+
 def token_keys(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[int] = ()) -> Keys:
     """A key of 64 bits per row, (rows,): a hash of its bytes; arguments as for `token_bytes`."""
     digests = (hashlib.blake2b(name, digest_size=8).digest() for name in token_bytes(tokenizer, rows, ends))
@@ -135,11 +140,9 @@ class GumbelNoise(LogitsProcessor):
         if self._start is None:
             self._start = input_ids.shape[1]
         position, rows = input_ids.shape[1] - self._start, scores.shape[-1]
-        noise = {
-            person.seed: gumbel(person.seed, position + person.start, self.keys[:rows])
-            for person in self.people
-        }
-        stacked = torch.from_numpy(np.stack([noise[person.seed] for person in self.people]))  # (B, V)
+        draws = [(person.seed, position + person.start) for person in self.people]
+        noise = {draw: gumbel(*draw, self.keys[:rows]) for draw in set(draws)}
+        stacked = torch.from_numpy(np.stack([noise[draw] for draw in draws]))  # (B, V)
         return scores.float() + stacked.to(scores.device)
 
 
