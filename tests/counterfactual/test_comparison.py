@@ -27,6 +27,7 @@ from causal_qwen.counterfactual.comparison.gumbel import GumbelNoise, gumbel, to
 from causal_qwen.counterfactual.comparison.report import write_report
 from causal_qwen.counterfactual.comparison.speakers import check_cause_space
 from causal_qwen.individual import Individual
+from causal_qwen.packed_tokenizer import PackedTokenizer, tokenizer_state
 from causal_qwen.prompting import Answer, Settings, Speaker
 from conftest import tiny_base, tiny_causal, tiny_processor, tiny_tokenizer
 
@@ -130,6 +131,13 @@ def test_tokens_with_the_same_bytes_have_the_same_noise_in_every_vocabulary():
     noise, theirs = gumbel(5, 2, keys), gumbel(5, 2, others)
     for key in shared:
         assert noise[keys.tolist().index(key)] == theirs[others.tolist().index(key)]
+
+
+def test_a_packed_tokenizer_knows_the_same_bytes():
+    """The native engine's of a directory: it must draw what transformers draws."""
+    tokenizer = tiny_tokenizer()
+    packed = PackedTokenizer.of(tokenizer.backend_tokenizer.to_str(), tokenizer_state(tokenizer))
+    assert token_bytes(packed, 300, [257]) == token_bytes(tokenizer, 300, [257])
 
 
 def test_any_causal_language_model_can_be_compared(speaker, plain):

@@ -33,6 +33,7 @@ from causal_qwen.decoder.packed import MATRICES
 from causal_qwen.individual import Individual
 from causal_qwen.kernels.products import Matrix
 from causal_qwen.native_model import NativeModel
+from causal_qwen.packed_tokenizer import PackedTokenizer
 from causal_qwen.prompting import Answer, Settings, Speaker
 from causal_qwen.prompting.answers import before_stop
 
@@ -250,7 +251,7 @@ def _drawn(
 
 
 @functools.lru_cache(maxsize=8)
-def _keys(tokenizer: PreTrainedTokenizerBase, rows: int, ends: tuple[int, ...]) -> Keys:
+def _keys(tokenizer: PreTrainedTokenizerBase | PackedTokenizer, rows: int, ends: tuple[int, ...]) -> Keys:
     return token_keys(tokenizer, rows, ends)
 
 
