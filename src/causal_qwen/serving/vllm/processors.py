@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from causal_qwen.generation.decisions import InferenceMode
-from causal_qwen.serving.vllm.settings import RequestSettings, Sampling
+from causal_qwen.serving.vllm.settings import Sampling
 
 __all__ = ["Processing"]
 
@@ -58,13 +58,15 @@ class Processing:
     def of(
         cls,
         params: Sampling,
-        settings: RequestSettings,
         mode: InferenceMode,
         suppressed: int | None = None,
         *,
+        drawn: bool = False,
         others: bool = False,
     ) -> Processing:
-        """That of a request; ``others`` says that somebody else's processors come before ours."""
+        """That of a request; ``drawn`` says that its tokens are drawn by Gumbel noise, ``others`` that
+        somebody else's processors come before ours.
+        """
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         adjusts = others or any(
             (
@@ -76,7 +78,6 @@ class Processing:
             )
         )
         answers = params.logprobs is not None or params.prompt_logprobs is not None
-        drawn = settings.gumbel is not None
         return cls(
             max(params.top_k, 0),
             params.top_p,

@@ -202,9 +202,9 @@ class CausalRequests(LogitsProcessor):
             self._person(settings, params) if draws else None,
             Processing.of(
                 params,
-                settings,
                 decision.mode,
                 self.config.num_token_id if hidden else None,
+                drawn=settings.gumbel is not None,
                 others=self.has_others,
             ),
             prompt,
