@@ -135,8 +135,10 @@ def test_tokens_that_are_drawn_by_gumbel_noise_are_ours_to_decide():
     assert not processing.needs_logits
     names = [type(one).__name__ for one in processing.processors(None, [[1]], [[2]], "cpu")]
     assert names == ["TemperatureLogitsWarper", "TopPLogitsWarper"]
-    asked = request(inference_mode="compatible", gumbel=7)
-    assert RequestSettings.of(asked).person(asked).seed == 7
+    asked = request(inference_mode="compatible", gumbel=7, do_sample=1)
+    settings = RequestSettings.of(asked)
+    assert settings.person(asked).seed == 7
+    assert not settings.decision(CausalQwen2Config(), asked).do_sample
 
 
 def test_nothing_of_vllm_is_imported_to_find_the_plugin():

@@ -55,7 +55,7 @@ def open_engine(directory: str, *, dtype: str = "auto", share: int = 1) -> Any:
         raise ValueError(
             f"{directory}: vLLM reads directories; `causal-qwen convert {directory} DIR` makes one"
         )
-    if read_json_object(file, directory)["model_type"] not in CAUSAL:
+    if read_json_object(file, directory).get("model_type") not in CAUSAL:
         raise ValueError(
             f"{directory} is not converted; `causal-qwen convert {directory} DIR` does it, and vLLM runs DIR"
         )

@@ -155,6 +155,8 @@ class RequestSettings:
 
     @property
     def _samples(self) -> bool:
+        if self.gumbel is not None:  # its noise is in the scores, of which the best is the draw
+            return False
         return self.individual is not None if self.do_sample is None else self.do_sample
 
     def person(self, params: Sampling) -> Individual:
