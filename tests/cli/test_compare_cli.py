@@ -82,6 +82,12 @@ def test_precisions_settings_and_other_models(run, directories):
         (["--prompt", "a", "--report", "page.pdf"], "a report is .html"),
         (["--prompt", "a", "--sequential", "-n", "5"], "too few to look"),
         (["--prompt", " "], "a prompt is empty"),
+        (["--prompt", "a", "--processes", "2"], "needs --engine vllm and --output"),
+        (
+            ["--prompt", "a", "--engine", "vllm", "--processes", "2", "--sequential", "--output", "p.jsonl"],
+            "--sequential looks at the pairs as they come",
+        ),
+        (["--prompt", "a", "--engine", "vllm", "--dtype", "int8"], "--dtype int8 needs --engine native"),
     ],
 )
 def test_refusals_name_the_remedy(run, words, message):

@@ -12,11 +12,22 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from causal_qwen import Engine, Side, compare
-from causal_qwen.counterfactual.comparison import Comparison, Judge, PlainSpeaker, Said, Score, score_of
+from causal_qwen.counterfactual.comparison import (
+    Comparison,
+    Judge,
+    Pair,
+    PlainSpeaker,
+    Said,
+    Score,
+    conclude,
+    score_of,
+    write_pairs,
+)
 from causal_qwen.counterfactual.comparison.gumbel import GumbelNoise, gumbel, token_bytes, token_keys
 from causal_qwen.counterfactual.comparison.report import write_report
 from causal_qwen.counterfactual.comparison.speakers import check_cause_space
 from causal_qwen.individual import Individual
+from causal_qwen.packed_tokenizer import PackedTokenizer, tokenizer_state
 from causal_qwen.prompting import Answer, Settings, Speaker
 from conftest import tiny_base, tiny_causal, tiny_processor, tiny_tokenizer
 
@@ -71,6 +82,13 @@ def test_the_noise_belongs_to_the_index_of_the_token_not_to_the_prompt(speaker):
     assert not torch.equal(noise(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 300)), first)
 
 
+def test_an_individual_may_be_at_two_places_of_a_batch():
+    """Where texts of a batch are not of one age, as in vLLM."""
+    keys, people = token_keys(tiny_tokenizer(), 300), [Individual(3), Individual(3, start=4)]
+    rows = GumbelNoise(keys, people)(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 300))
+    torch.testing.assert_close(rows, torch.from_numpy(np.stack([gumbel(3, 0, keys), gumbel(3, 4, keys)])))
+
+
 def test_gumbel_choices_are_draws_from_softmax():
     keys = np.arange(8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     logits = np.array([2.0, 1.5, 1.0, 0.0, 0.0, -1.0, -2.0, -3.0])
@@ -113,6 +131,13 @@ def test_tokens_with_the_same_bytes_have_the_same_noise_in_every_vocabulary():
     noise, theirs = gumbel(5, 2, keys), gumbel(5, 2, others)
     for key in shared:
         assert noise[keys.tolist().index(key)] == theirs[others.tolist().index(key)]
+
+
+def test_a_packed_tokenizer_knows_the_same_bytes():
+    """The native engine's of a directory: it must draw what transformers draws."""
+    tokenizer = tiny_tokenizer()
+    packed = PackedTokenizer.of(tokenizer.backend_tokenizer.to_str(), tokenizer_state(tokenizer))
+    assert token_bytes(packed, 300, [257]) == token_bytes(tokenizer, 300, [257])
 
 
 def test_any_causal_language_model_can_be_compared(speaker, plain):
@@ -226,6 +251,25 @@ def test_pairs_arrive_one_by_one(speaker):
     rest = list(pairs)
     assert len(rest) + 1 == comparison.total == 6
     assert [pair.prompt for pair in (first, *rest)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_pairs_that_processes_share_are_those_of_one(speaker, tmp_path):
+    """Each writes every third one; dealt out again in turn they are the whole, and say the same."""
+    warm = Settings(max_new_tokens=6, temperature=1.5)
+    plan = {"individuals": 5, "scores": [score_of("length")], "batch_size": 2}
+    expected = compare(side(speaker), side(speaker, warm), output=tmp_path / "whole.jsonl", **plan)
+    parts = []
+    for index in range(3):
+        comparison = Comparison(side(speaker), side(speaker, warm), **plan, step=(index, 3))
+        write_pairs(comparison, tmp_path / f"{index}.jsonl")
+        parts.append((tmp_path / f"{index}.jsonl").read_text().splitlines())
+        assert len(parts[-1]) == comparison.total
+    lines = [parts[row % 3][row // 3] for row in range(10)]
+    assert lines == (tmp_path / "whole.jsonl").read_text().splitlines()
+    result = conclude(comparison.outline, (Pair(**json.loads(line)) for line in lines))
+    assert result.to_dict() == expected.to_dict()
+    with pytest.raises(ValueError, match="a look needs all pairs"):
+        Comparison(side(speaker), side(speaker), individuals=16, looks=(8, 16), step=(0, 2))
 
 
 def test_scores(tmp_path, monkeypatch):

@@ -87,6 +87,9 @@ def test_the_seed_names_somebody_and_nobody_is_somebody_new():
         ({}, {"individual": 1, "inference_mode": "compatible"}, "samples tokens, not individuals"),
         ({}, {"individual": 1, "do_sample": 0}, "nothing is sampled"),
         ({"n": 2}, {"individual": 1}, "n is 2, and individual is one"),
+        ({}, {"gumbel": 1}, "gumbel draws tokens from softmax"),
+        ({}, {"gumbel": 1, "inference_mode": "causal"}, "gumbel draws tokens from softmax"),
+        ({"n": 2}, {"gumbel": 1, "inference_mode": "compatible"}, "n is 2, and gumbel is one"),
         ({}, {"numeric_values": [1.0, "two"]}, r"numeric_values\[1\] is 'two'"),
         ({}, {"numeric_values": 3}, "one number per <NUM>"),
         ({}, {"numbers": "written"}, "choose one of hidden, kept"),
@@ -123,6 +126,19 @@ def test_processors_are_those_of_generate():
         "TopPLogitsWarper",
         "MinPLogitsWarper",
     ]
+
+
+def test_tokens_that_are_drawn_by_gumbel_noise_are_ours_to_decide():
+    """Logits are divided by T before the nucleus is taken, and vLLM's own are not needed."""
+    params = request({"top_p": 0.9, "temperature": 0.7})
+    processing = Processing.of(params, "compatible", drawn=True)
+    assert not processing.needs_logits
+    names = [type(one).__name__ for one in processing.processors(None, [[1]], [[2]], "cpu")]
+    assert names == ["TemperatureLogitsWarper", "TopPLogitsWarper"]
+    asked = request(inference_mode="compatible", gumbel=7, do_sample=1)
+    settings = RequestSettings.of(asked)
+    assert settings.person(asked).seed == 7
+    assert not settings.decision(CausalQwen2Config(), asked).do_sample
 
 
 def test_nothing_of_vllm_is_imported_to_find_the_plugin():

@@ -1,44 +1,55 @@
-"""One vLLM engine in a process of its own: reads requests from a JSON file, writes the tokens of each.
+"""One vLLM engine in a process of its own: reads tasks, a line of JSON each, and answers each by a line.
 
-    python engine_process.py MODEL TASK.json RESULT.json
+    python engine_process.py MODEL ENGINE
 
-A task has ``engine`` (arguments of LLM) and ``calls``: lists of requests that are asked together. A request
-has ``prompt`` (ids) and ``params`` (of SamplingParams).
+ENGINE has arguments of LLM. A task has ``calls``, lists of requests that are asked together, or
+``comparisons``, options of `compared`. A request has ``prompt`` (ids) and ``params`` (of SamplingParams).
 """
 
 import json
 import os
 import sys
-from pathlib import Path
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+ANSWER = "answer "  # marks our lines among those of libraries
 
 
-def main(model: str, task_file: str, result_file: str) -> None:
-    from vllm import LLM, SamplingParams
+def main(model: str, engine: str) -> None:
+    from comparing import compared
+    from vllm import LLM
+
+    from causal_qwen.serving.vllm.offline import VllmSpeaker
+
+    llm = LLM(
+        model, dtype="float32", max_model_len=512, max_num_seqs=16, enforce_eager=True, **json.loads(engine)
+    )
+    speaker = VllmSpeaker(model, llm)
+    for line in sys.stdin:
+        task = json.loads(line)
+        if "calls" in task:
+            answer = [called(llm, requests) for requests in task["calls"]]
+        else:
+            answer = [compared(speaker, **options) for options in task["comparisons"]]
+        sys.stdout.write(f"{ANSWER}{json.dumps(answer)}\n")
+        sys.stdout.flush()
+
+
+def called(llm, requests: list) -> list:
+    from vllm import SamplingParams
 
     from causal_qwen.serving.vllm.records import numbers_of
 
-    task = json.loads(Path(task_file).read_text())
-    llm = LLM(
-        model, dtype="float32", max_model_len=512, max_num_seqs=16, enforce_eager=True, **task["engine"]
+    outputs = llm.generate(
+        [{"prompt_token_ids": request["prompt"]} for request in requests],
+        [SamplingParams(**request["params"]) for request in requests],
+        use_tqdm=False,
     )
-    results = []
-    for requests in task["calls"]:
-        outputs = llm.generate(
-            [{"prompt_token_ids": request["prompt"]} for request in requests],
-            [SamplingParams(**request["params"]) for request in requests],
-            use_tqdm=False,
-        )
-        recorded = [request["params"].get("extra_args", {}).get("record") for request in requests]
-        numbers = numbers_of(llm, [name for name in recorded if name])
-        results.append(
-            [
-                {"tokens": list(output.outputs[0].token_ids), "numbers": numbers.get(name, [])}
-                for output, name in zip(outputs, recorded, strict=True)
-            ]
-        )
-    Path(result_file).write_text(json.dumps(results))
+    recorded = [request["params"].get("extra_args", {}).get("record") for request in requests]
+    numbers = numbers_of(llm, [name for name in recorded if name])
+    return [
+        {"tokens": list(output.outputs[0].token_ids), "numbers": numbers.get(name, [])}
+        for output, name in zip(outputs, recorded, strict=True)
+    ]
 
 
 if __name__ == "__main__":

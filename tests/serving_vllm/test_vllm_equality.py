@@ -43,31 +43,36 @@ def expected(base_directory):
     prompts = prompts_of(processor)
     tokens = {}
     for mode in MODES:
-        for index, prompt in enumerate(prompts):
-            ids = torch.tensor([prompt])
-            mask = torch.ones_like(ids)
-            output = model.generate(ids, attention_mask=mask, **settings_of(mode, index)[0])
-            tokens[mode, index] = output[0, len(prompt) :].tolist()
+        for indices in (range(0, PROMPTS, 2), range(1, PROMPTS, 2)):  # those that have the same top_k
+            settings = [settings_of(mode, index)[0] for index in indices]
+            together = dict(settings[0])
+            if "individual" in together:
+                together["individual"] = [one["individual"] for one in settings]
+            texts = generated(
+                model, [prompts[index] for index in indices], processor.eos_token_id, **together
+            )
+            tokens |= {(mode, index): text for index, text in zip(indices, texts, strict=True)}
     return prompts, tokens
 
 
-@pytest.fixture(scope="module", params=["chunked", "whole"])
-def answered(request, expected, base_directory, ask):
+def generated(model, prompts, end: int, **settings) -> list[list[int]]:
+    """What generate() says to prompts, up to the end of each text."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[end] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    rows = model.generate(ids, attention_mask=mask, **settings)[:, longest:].tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+@pytest.fixture(scope="module", params=["whole", "chunked"])
+def answered(request, expected, base_directory, ask, whole_prompts):
     """Tokens of one engine, by (mode, index): each request alone, and all together, 16 at a time."""
     prompts, _ = expected
     keys = [(mode, index) for index in range(PROMPTS) for mode in MODES]
     requests = [{"prompt": prompts[index], "params": settings_of(mode, index)[1]} for mode, index in keys]
-    engine = (
-        {"enable_chunked_prefill": True, "max_num_batched_tokens": 32}
-        if request.param == "chunked"
-        else {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}
-    )
-    *alone, together = ask(
-        base_directory,
-        [*([one] for one in requests), requests],
-        enable_prefix_caching=False,
-        **engine,
-    )
+    chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 32}
+    engine = whole_prompts | (chunked if request.param == "chunked" else {})
+    *alone, together = ask(base_directory, {"calls": [*([one] for one in requests), requests]}, **engine)
     return (
         {key: one[0]["tokens"] for key, one in zip(keys, alone, strict=True)},
         {key: one["tokens"] for key, one in zip(keys, together, strict=True)},

@@ -56,7 +56,7 @@ def test_numbers_are_read_and_written_as_generate_does(writer, ask):
             output = model.generate(**encoded, **generate, return_dict_in_generate=True).after(len(ids))
             expected.append((output.sequences[0].tolist(), output.numbers(num)))
             requests.append({"prompt": ids, "params": params})
-    (answers,) = ask(directory, [requests])
+    (answers,) = ask(directory, {"calls": [requests]})
     assert any(numbers for _, numbers in expected)
     for (tokens, numbers), answer in zip(expected, answers, strict=True):
         assert answer["tokens"] == tokens
@@ -71,5 +71,6 @@ def test_numbers_are_hidden_where_nobody_can_read_them(writer, ask):
     ids = processor(PROMPTS[0], numbers="text")["input_ids"]
     params = {"max_tokens": NEW_TOKENS}
     modes = [{"extra_args": {"inference_mode": mode}} for mode in MODES]
-    (answers,) = ask(directory, [[{"prompt": ids, "params": params | mode} for mode in modes]])
+    requests = [{"prompt": ids, "params": params | mode} for mode in modes]
+    (answers,) = ask(directory, {"calls": [requests]})
     assert all(processor.num_token_id not in answer["tokens"] for answer in answers)

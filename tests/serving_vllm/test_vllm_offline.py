@@ -3,8 +3,6 @@
 import csv
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +15,7 @@ PROMPTS = (
 )
 
 
-def run(*words):
-    command = Path(sys.executable).with_name("causal-qwen")
-    return subprocess.run([command, *map(str, words)], check=True, capture_output=True, text=True)
-
-
-def test_texts_of_a_file_divided_among_processes(base_directory, tmp_path):
+def test_texts_of_a_file_divided_among_processes(base_directory, tmp_path, run):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
     common = ("--prompts", prompts, "--mode", "causal", "--seed", 5, "--max-new-tokens", 12)
@@ -39,7 +32,7 @@ def test_texts_of_a_file_divided_among_processes(base_directory, tmp_path):
     ]
 
 
-def test_predictions_of_a_file(base_directory, tmp_path):
+def test_predictions_of_a_file(base_directory, tmp_path, run):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"{prompt} "}) for prompt in PROMPTS))
     ours, theirs = tmp_path / "vllm.csv", tmp_path / "transformers.csv"
@@ -55,7 +48,7 @@ def test_predictions_of_a_file(base_directory, tmp_path):
             assert float(mine[column]) == pytest.approx(float(other[column]), rel=1e-2, abs=1e-6)
 
 
-def test_a_single_text_is_refused(base_directory):
+def test_a_single_text_is_refused(base_directory, run):
     with pytest.raises(subprocess.CalledProcessError) as error:
         run("generate", base_directory, "Hello", "--engine", "vllm")
     assert "--engine vllm is for --prompts" in error.value.stderr

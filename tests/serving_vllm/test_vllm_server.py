@@ -88,6 +88,15 @@ def test_temperature_is_noise_and_inert_without_sampling(client):
     assert calm == greedy
 
 
+def test_tokens_are_drawn_by_whoever_is_named(client):
+    compatible = {"inference_mode": "compatible"}
+    first = complete(client, vllm_xargs=compatible | {"gumbel": 7})
+    assert first == complete(client, vllm_xargs=compatible | {"gumbel": 7}, seed=1)
+    assert first != complete(client, vllm_xargs=compatible | {"gumbel": 8})
+    greedy = complete(client, vllm_xargs=compatible, temperature=0.0)
+    assert greedy == complete(client, vllm_xargs=compatible | {"gumbel": 7}, temperature=0.0)
+
+
 def test_chats_are_answered(client):
     answer = client.chat.completions.create(
         model=client.models.list().data[0].id,
@@ -106,6 +115,7 @@ def test_chats_are_answered(client):
         ({"inference_mode": "causal", "density_floor": 1.5}, "density_floor"),
         ({"inference_mode": "compatible", "individual": 7}, "samples tokens, not individuals"),
         ({"individual": "{}"}, "not an individual"),
+        ({"gumbel": 7}, "gumbel draws tokens from softmax"),
     ],
 )
 def test_what_is_wrong_is_refused_in_words(client, xargs, words):

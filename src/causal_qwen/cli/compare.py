@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,16 +13,17 @@ import typer
 from causal_qwen.cli import options as shared
 from causal_qwen.cli.console import note, print_json, print_table, quiet_libraries
 from causal_qwen.cli.interruption import on_interruption
-from causal_qwen.cli.models import Precision, load_on
+from causal_qwen.cli.models import FileEngineName, Precision, load_speaker, load_vllm_speaker
 from causal_qwen.cli.progress import bar
+from causal_qwen.cli.shards import Shard, gathered
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
-    from causal_qwen.counterfactual.comparison import ComparisonResult, Ranking, Score
-    from causal_qwen.counterfactual.comparison.speakers import Talker
-    from causal_qwen.prompting import Request
+    from causal_qwen.counterfactual.comparison import ComparisonResult, Pair, Ranking, Talker
+    from causal_qwen.prompting import Request, Speaker
 
 Against = "of the other side; the same if not given."
+MANY = 512  # texts that vLLM is given at a time: it batches them itself
 
 
 def command(
@@ -97,12 +98,16 @@ def command(
     dtype: shared.Precision = "auto",
     against_dtype: Annotated[Precision | None, typer.Option(help=f"Precision {Against}")] = None,
     engine: Annotated[
-        Literal["transformers", "native"],
+        Literal["transformers", "native", "vllm"],
         typer.Option(
             help="native is our own compiled decoder, for the CPU; a model that is not ours runs in "
-            "transformers."
+            "transformers; vllm, for many texts of converted models, needs an environment with vLLM."
         ),
     ] = "native",
+    processes: Annotated[
+        int, typer.Option(help="Of --engine vllm: processes that share the pairs of --output.", min=1)
+    ] = 1,
+    shard: shared.ShardText = "0/1",
     as_json: shared.AsJson = False,
 ) -> None:
     """Compare two prompts, two models or two settings on the same individuals."""
@@ -116,12 +121,27 @@ def command(
         check_output_file(report)
     if engine == "native" and device not in (None, "cpu"):
         engine = "transformers"
+    if processes > 1 and (engine != "vllm" or output is None):
+        raise ValueError(f"--processes {processes} needs --engine vllm and --output")
+    if processes > 1 and sequential:
+        raise ValueError(
+            f"--sequential looks at the pairs as they come, and --processes {processes} puts them together "
+            "at the end; give one of them"
+        )
     quiet_libraries()
-    from causal_qwen.conversion.checkpoints import CAUSAL
-    from causal_qwen.conversion.headers import read_json_object
-    from causal_qwen.counterfactual.comparison import Judge, Side, compare, score_of
+    from causal_qwen.counterfactual.comparison import (
+        Comparison,
+        Judge,
+        Outline,
+        Side,
+        compare,
+        conclude,
+        score_of,
+        write_pairs,
+    )
     from causal_qwen.counterfactual.comparison.report import write_report
-    from causal_qwen.prompting import Asking, Settings, Speaker
+    from causal_qwen.counterfactual.comparison.speakers import talker_of
+    from causal_qwen.prompting import Asking, Settings
 
     settings = Settings(
         mode=mode, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
@@ -148,65 +168,51 @@ def command(
             if value is not None:
                 raise ValueError(f"{option} is for two sides; compare {len(rivals) + 1} models without it")
 
-    talkers: dict[tuple[str, str], Talker] = {}
-
-    def talker(source: str, precision: Precision) -> Talker:
-        if (source, precision) not in talkers:
-            talkers[source, precision] = _talker(source, precision)
-        return talkers[source, precision]
-
-    def _talker(source: str, precision: Precision) -> Talker:
-        # Only what is converted already has causes; with coupling individual, others are converted in memory.
-        config = Path(source) / "config.json"
-        plain = config.is_file() and read_json_object(config, source).get("model_type") not in CAUSAL
-        if plain and coupling != "individual":
-            from causal_qwen.counterfactual.comparison import PlainSpeaker
-
-            if precision in ("int8", "int4"):
-                raise ValueError(f"--dtype {precision} is for models of ours; convert {source} first")
-            note(f"loading {source}, by its logits …")
-            return PlainSpeaker.load(source, dtype=precision, device=device)
-        native = "native" if precision in ("int8", "int4") else engine
-        return Speaker(*load_on(native, source, device=device, dtype=precision))
-
-    def judge(name: str | None) -> Callable[..., Sequence[float]]:
-        return Judge(talker(model if name is None else name, dtype))
-
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where module:function may be
     specs = list(dict.fromkeys(score or ["length"]))
     for spec in specs:  # a wrong one is named before anything is loaded
         score_of(spec, judge=lambda name: lambda texts: ())
-    scores: list[Score | str] = [score_of(spec, judge=judge) for spec in specs]
-    partial = None if output is None else output.with_name(f"{output.name}.partial")
-    if partial is not None:
-        on_interruption(lambda: f"{partial} keeps what was said; the same command goes on behind it")
-    # A reference belongs to both prompts of a pair.
-    rows = [dict(ours.row) | dict(theirs.row) for ours, theirs in zip(asked, asked_against, strict=True)]
-    one, results = talker(model, dtype), []
-    for other in rivals:
-        names = _names(model, other, dtype, other_dtype, changes, asked is not asked_against)
-        if len(set(names)) == 1:
-            note("both sides are the same: all differences will be 0")
-        two = talker(other, other_dtype)
-        causal = isinstance(one, Speaker) and isinstance(two, Speaker)
-        results.append(
-            compare(
-                Side(one, [request.prompt for request in asked], settings, names[0], rows),
-                Side(two, [request.prompt for request in asked_against], against, names[1], rows),
-                individuals=individuals,
-                scores=scores,
-                coupling=coupling or ("individual" if causal else "gumbel"),
-                seed=seed,
-                sequential=sequential,
-                looks=looks,
-                width=width,
-                level=level,
-                batch_size=batch_size,
-                output=output,
-                watch=bar,
-            )
-        )
+    names = [
+        _names(model, other, dtype, other_dtype, changes, asked is not asked_against) for other in rivals
+    ]
+    if any(one == two for one, two in names):
+        note("both sides are the same: all differences will be 0")
+
+    if processes > 1 and output is not None:
+        outline = Outline(individuals, len(asked), tuple(specs), coupling or "individual", names[0])
+        results = [conclude(outline, _pairs(output, processes), width=width, level=level)]
+    else:
+        part, many = Shard.read(shard), engine == "vllm"
+        share = len({(model, dtype), *((other, other_dtype) for other in rivals)}) * part.every
+        models = _Models(device, coupling, share)
+
+        def judge(name: str | None) -> Callable[..., Sequence[float]]:
+            # vLLM gives no hidden states to judge by.
+            return Judge(models.opened(name or model, dtype, "auto" if many else engine))
+
+        scores = [score_of(spec, judge=judge) for spec in specs]
+        partial = None if output is None else output.with_name(f"{output.name}.partial")
+        if partial is not None:
+            on_interruption(lambda: f"{partial} keeps what was said; the same command goes on behind it")
+        # A reference belongs to both prompts of a pair.
+        rows = [dict(ours.row) | dict(theirs.row) for ours, theirs in zip(asked, asked_against, strict=True)]
+        results = []
+        for other, (name, rival) in zip(rivals, names, strict=True):
+            one, two = models.opened(model, dtype, engine), models.opened(other, other_dtype, engine)
+            causal = talker_of(one).has_causes and talker_of(two).has_causes
+            a = Side(one, [request.prompt for request in asked], settings, name, rows)
+            b = Side(two, [request.prompt for request in asked_against], against, rival, rows)
+            plan: dict[str, Any] = {
+                "individuals": individuals, "scores": scores, "seed": seed,
+                "coupling": coupling or ("individual" if causal else "gumbel"),
+                "batch_size": max(batch_size, MANY) if many else batch_size,
+            }  # fmt: skip
+            if part.every > 1 and output is not None:
+                write_pairs(Comparison(a, b, **plan, step=part), output, watch=bar)
+                return
+            stopping: dict[str, Any] = {"sequential": sequential, "looks": looks, "width": width}
+            results.append(compare(a, b, **plan, **stopping, level=level, output=output, watch=bar))
     if report is not None:
         write_report(results[0], report)
         note(f"report: {report}")
@@ -219,6 +225,54 @@ def command(
         _show(result)
     if ranking is not None:
         _show_ranking(ranking)
+
+
+class _Models:
+    """Models of a comparison, each opened once.
+
+    Args:
+        device: Of all.
+        coupling: As it was asked for.
+        share: How many engines of vLLM this machine runs.
+    """
+
+    def __init__(self, device: str | None, coupling: str | None, share: int) -> None:
+        self.device, self.coupling, self.share = device, coupling, share
+        self._talkers: dict[tuple[str, str, str], Talker | Speaker] = {}
+
+    def opened(self, source: str, dtype: Precision, engine: FileEngineName) -> Talker | Speaker:
+        """That of a name, in a precision, on an engine."""
+        key = (source, dtype, engine)
+        if key not in self._talkers:
+            self._talkers[key] = self._open(source, dtype, engine)
+        return self._talkers[key]
+
+    def _open(self, source: str, dtype: Precision, engine: FileEngineName) -> Talker | Speaker:
+        from causal_qwen.conversion.checkpoints import CAUSAL
+        from causal_qwen.conversion.headers import read_json_object
+
+        if engine == "vllm":
+            return load_vllm_speaker(source, device=self.device, dtype=dtype, share=self.share)
+        # Only what is converted already has causes; with coupling individual, others are converted in memory.
+        config = Path(source) / "config.json"
+        plain = config.is_file() and read_json_object(config, source).get("model_type") not in CAUSAL
+        if plain and self.coupling != "individual":
+            from causal_qwen.counterfactual.comparison import PlainSpeaker
+
+            if dtype in ("int8", "int4"):
+                raise ValueError(f"--dtype {dtype} is for models of ours; convert {source} first")
+            note(f"loading {source}, by its logits …")
+            return PlainSpeaker.load(source, dtype=dtype, device=self.device)
+        native = "native" if dtype in ("int8", "int4") else engine
+        return load_speaker(source, device=self.device, dtype=dtype, engine=native)
+
+
+def _pairs(output: Path, processes: int) -> Iterator[Pair]:
+    """All pairs in their order, from processes that each make a part of them."""
+    from causal_qwen.counterfactual.comparison import Pair
+
+    for line in gathered(output, processes):
+        yield Pair(**line)
 
 
 def _ranking(results: list[ComparisonResult], score: str, level: float) -> Ranking:

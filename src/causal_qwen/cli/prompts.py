@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from causal_qwen.cli.console import note
 from causal_qwen.cli.interruption import on_interruption
 from causal_qwen.cli.predict import state
 from causal_qwen.cli.progress import counted
-from causal_qwen.cli.shards import Shard, divided
+from causal_qwen.cli.shards import Shard, gathered
 from causal_qwen.directories import check_output_file
 
 if TYPE_CHECKING:
@@ -131,16 +130,7 @@ def gather(output: Path, processes: int, settings: Settings | None) -> dict[str,
     named.
     """
     seed = None if settings is None else settings.people(1)[0].seed
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            count = 0
-            for line in divided(output, processes, seed=seed):
-                stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-                count += 1
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
+    count = sum(1 for _ in gathered(output, processes, seed=seed))
     note(f"{count} texts in {output}")
     return {"output": str(output), "texts": count, "processes": processes}
 

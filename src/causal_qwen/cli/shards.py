@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from causal_qwen.cli.console import note
 from causal_qwen.cli.interruption import on_interruption
 
-__all__ = ["Shard", "divided"]
+__all__ = ["Shard", "divided", "gathered"]
 
 Row = TypeVar("Row")
 
@@ -87,6 +87,20 @@ def divided(output: Path, processes: int, *extra: str, seed: int | None = None) 
             yield json.loads(line)
     for file in (*parts, plan):
         file.unlink()
+
+
+def gathered(output: Path, processes: int, *, seed: int | None = None) -> Iterator[dict[str, Any]]:
+    """As `divided`, and the output has the lines as JSONL when the last one is there."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            for line in divided(output, processes, seed=seed):
+                stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+                yield line
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _run(arguments: list[str], seed: int | None, parts: list[Path]) -> None:

@@ -5,11 +5,11 @@
 """
 
 from causal_qwen.counterfactual.comparison.judge import Judge
-from causal_qwen.counterfactual.comparison.plan import Comparison, Pair, Side
+from causal_qwen.counterfactual.comparison.plan import Comparison, Outline, Pair, Side
 from causal_qwen.counterfactual.comparison.ranking import Ranking, rank
-from causal_qwen.counterfactual.comparison.run import ComparisonResult, compare
+from causal_qwen.counterfactual.comparison.run import ComparisonResult, compare, conclude, write_pairs
 from causal_qwen.counterfactual.comparison.scores import Said, Score, score_of
-from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker
+from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker, Talker
 from causal_qwen.counterfactual.comparison.statistics import Estimate, Tally
 
 __all__ = [
@@ -17,14 +17,18 @@ __all__ = [
     "ComparisonResult",
     "Estimate",
     "Judge",
+    "Outline",
     "Pair",
     "PlainSpeaker",
     "Ranking",
     "Said",
     "Score",
     "Side",
+    "Talker",
     "Tally",
     "compare",
+    "conclude",
     "rank",
     "score_of",
+    "write_pairs",
 ]

@@ -31,8 +31,9 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from causal_qwen.individual import Individual
+from causal_qwen.packed_tokenizer import PackedTokenizer
 
-__all__ = ["GumbelNoise", "gumbel", "gumbel_choice", "token_bytes", "token_keys"]
+__all__ = ["GumbelNoise", "gumbel", "gumbel_choice", "text_ends", "token_bytes", "token_keys"]
 
 STREAM = 2  # of a seed, behind the two of `individual`
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how vocabularies with a fallback write a single byte
@@ -40,7 +41,9 @@ BELOW_ONE = np.float32(1 - 2.0**-24)
 Keys = npt.NDArray[np.uint64]
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[int] = ()) -> list[bytes]:
+def token_bytes(
+    tokenizer: PreTrainedTokenizerBase | PackedTokenizer, rows: int, ends: Sequence[int] = ()
+) -> list[bytes]:
     """What each row of a vocabulary stands for, all different: ``rows`` of them.
 
     The ends of a text are known by their rank, other special tokens by their names, rows that no token uses
@@ -67,10 +70,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[in
     return names
 
 
-def _spelling(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
+def _spelling(tokenizer: PreTrainedTokenizerBase | PackedTokenizer) -> Callable[[str], bytes]:
     """How a token's name becomes bytes: by the letters of a byte-level vocabulary, or as text."""
     decoder = ""
-    if isinstance(tokenizer, PreTrainedTokenizerFast):
+    if isinstance(tokenizer, PreTrainedTokenizerFast | PackedTokenizer):
         decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
@@ -86,7 +89,14 @@ def _spelling(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     return byte_level if "ByteLevel" in decoder else as_text
 
 
-def token_keys(tokenizer: PreTrainedTokenizerBase, rows: int, ends: Sequence[int] = ()) -> Keys:
+def text_ends(eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text, as a generation config has them: one, several or none."""
+    return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id or ())
+
+
+def token_keys(
+    tokenizer: PreTrainedTokenizerBase | PackedTokenizer, rows: int, ends: Sequence[int] = ()
+) -> Keys:
     """A key of 64 bits per row, (rows,): a hash of its bytes; arguments as for `token_bytes`."""
     digests = (hashlib.blake2b(name, digest_size=8).digest() for name in token_bytes(tokenizer, rows, ends))
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
@@ -135,11 +145,9 @@ class GumbelNoise(LogitsProcessor):
         if self._start is None:
             self._start = input_ids.shape[1]
         position, rows = input_ids.shape[1] - self._start, scores.shape[-1]
-        noise = {
-            person.seed: gumbel(person.seed, position + person.start, self.keys[:rows])
-            for person in self.people
-        }
-        stacked = torch.from_numpy(np.stack([noise[person.seed] for person in self.people]))  # (B, V)
+        draws = [(person.seed, position + person.start) for person in self.people]
+        noise = {draw: gumbel(*draw, self.keys[:rows]) for draw in set(draws)}
+        stacked = torch.from_numpy(np.stack([noise[draw] for draw in draws]))  # (B, V)
         return scores.float() + stacked.to(scores.device)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from causal_qwen.counterfactual.comparison.gumbel import text_ends
 from causal_qwen.counterfactual.comparison.scores import Said
 from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker, Talker
 from causal_qwen.data import prompt_row
@@ -38,7 +39,7 @@ class Judge:
         talker: Whose logits judge.
     """
 
-    def __init__(self, talker: Talker) -> None:
+    def __init__(self, talker: Talker | Speaker) -> None:
         if not isinstance(talker, Speaker | PlainSpeaker):
             raise TypeError(f"{type(talker).__name__} has no logits that are known here")
         self.talker: Speaker | PlainSpeaker = talker
@@ -107,8 +108,9 @@ class Judge:
     def _said(self, said: Said) -> list[int]:
         """The text's tokens, with the end where it ended by itself."""
         if isinstance(self.talker, PlainSpeaker):
-            tokenizer, end = self.talker.tokenizer, self.talker.ends[:1]
+            tokenizer, ends = self.talker.tokenizer, self.talker.ends[:1]
         else:
-            tokenizer, end = self.talker.processor.tokenizer, [self.talker.processor.eos_token_id]
+            tokenizer = self.talker.processor.tokenizer
+            ends = list(text_ends(self.talker.processor.eos_token_id))
         ids: list[int] = tokenizer(said.text, add_special_tokens=False)["input_ids"]
-        return ids + list(end) if said.answer.finish_reason == "eos" else ids
+        return ids + ends if said.answer.finish_reason == "eos" else ids

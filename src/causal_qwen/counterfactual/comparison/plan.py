@@ -14,19 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from causal_qwen.counterfactual.comparison.scores import Said, Score, score_of
-from causal_qwen.counterfactual.comparison.speakers import (
-    PlainSpeaker,
-    Talker,
-    check_cause_space,
-    fingerprint,
-    speak,
-)
+from causal_qwen.counterfactual.comparison.speakers import Talker, check_cause_space, speak, talker_of
 from causal_qwen.counterfactual.comparison.statistics import Tally
 from causal_qwen.data import Prompt
 from causal_qwen.individual import SEEDS, Individual
-from causal_qwen.prompting import Settings
+from causal_qwen.prompting import Settings, Speaker
 
-__all__ = ["BATCH", "Comparison", "Coupling", "Pair", "Side"]
+__all__ = ["BATCH", "Comparison", "Coupling", "Outline", "Pair", "Side"]
 
 Coupling = Literal["individual", "gumbel", "independent"]
 BATCH = 32  # texts at a time: on the CPU the fastest, and native code takes up to 48
@@ -37,14 +31,14 @@ class Side:
     """One of the two that are compared.
 
     Args:
-        talker: Who answers: a `Speaker`, or a `PlainSpeaker` for a model that is not ours.
+        talker: Who answers: a `Speaker`, a `PlainSpeaker` for a model that is not ours, or any `Talker`.
         prompts: What is asked.
         settings: How it is decided; a mode that is not given is the coupling's.
         name: For reports.
         rows: Of the prompts, where a score needs a reference.
     """
 
-    talker: Talker
+    talker: Talker | Speaker
     prompts: Sequence[Prompt]
     settings: Settings = field(default_factory=Settings)
     name: str = ""
@@ -76,6 +70,36 @@ class Pair:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a comparison without its models: enough to conclude from its pairs.
+
+    Args:
+        individuals: How many answer every prompt.
+        prompts: How many there are.
+        scores: Their names; the first one is what the comparison is about.
+        coupling: "individual", "gumbel" or "independent".
+        names: Of the sides.
+        looks: Individuals at each look, the last is all of them; () looks at the end only.
+    """
+
+    individuals: int
+    prompts: int
+    scores: tuple[str, ...]
+    coupling: Coupling
+    names: tuple[str, str]
+    looks: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """How many pairs there are at most."""
+        return self.individuals * self.prompts
+
+    def tally(self) -> Tally:
+        """An empty one for these pairs."""
+        return Tally(self.individuals, self.prompts, self.scores)
+
+
 class Comparison:
     """What is compared, and in which order.
 
@@ -88,6 +112,7 @@ class Comparison:
         seed: Of the first individual; the others follow.
         batch_size: Texts at a time.
         looks: Individuals at each look, the last is all of them; () looks at the end only.
+        step: (i, n): of the pairs only every n-th, from the i-th on; others make the rest.
 
     Raises:
         ValueError: If the sides cannot be compared; the message says what would be right.
@@ -104,6 +129,7 @@ class Comparison:
         seed: int = 0,
         batch_size: int = BATCH,
         looks: tuple[int, ...] = (),
+        step: tuple[int, int] = (0, 1),
     ) -> None:
         if coupling not in get_args(Coupling):
             raise ValueError(f"coupling is {coupling!r}; choose one of {', '.join(get_args(Coupling))}")
@@ -117,12 +143,14 @@ class Comparison:
             raise ValueError(
                 f"{len(a.prompts)} prompts against {len(b.prompts)}; give as many on both sides, at least one"
             )
+        if looks and step != (0, 1):
+            raise ValueError(f"step is {step}; a look needs all pairs that come before it")
         self.scores = tuple(score_of(score) if isinstance(score, str) else score for score in scores)
         names = [score.name for score in self.scores]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"scores are {', '.join(names) or 'none'}; give at least one, each once")
         self.coupling, self.individuals, self.seed = coupling, individuals, seed
-        self.batch_size, self.looks = batch_size, looks or (individuals,)
+        self.batch_size, self.looks, self.step = batch_size, looks or (individuals,), step
         if coupling == "individual":
             check_cause_space(a.talker, b.talker)
         self.a, self.b = (replace(side, settings=self._settings(side)) for side in (a, b))
@@ -132,7 +160,7 @@ class Comparison:
 
     def _settings(self, side: Side) -> Settings:
         """With the mode that the coupling asks for."""
-        plain, mode = isinstance(side.talker, PlainSpeaker), side.settings.mode
+        plain, mode = not talker_of(side.talker).has_causes, side.settings.mode
         wanted = "compatible" if self.coupling == "gumbel" or plain else mode or "causal"
         if mode is not None and mode != wanted:
             raise ValueError(
@@ -147,26 +175,34 @@ class Comparison:
         return replace(side.settings, mode=wanted, sample=True, top_k=top_k)
 
     @property
+    def outline(self) -> Outline:
+        """What is left without the models."""
+        scores = tuple(score.name for score in self.scores)
+        names = (self.a.name or "A", self.b.name or "B")
+        return Outline(self.individuals, len(self.a.prompts), scores, self.coupling, names, self.looks)
+
+    @property
     def total(self) -> int:
-        """How many pairs there are at most."""
-        return self.individuals * len(self.a.prompts)
+        """How many pairs are made here at most."""
+        first, every = self.step
+        return len(range(first, self.outline.total, every))
 
     def tally(self) -> Tally:
         """An empty one for these pairs."""
-        names = tuple(score.name for score in self.scores)
-        return Tally(self.individuals, len(self.a.prompts), names)
+        return self.outline.tally()
 
     def order(self) -> list[tuple[int, int]]:
         """(individual, prompt) of every pair: look by look, and prompt by prompt within a look, so that texts
         of one prompt lie together and its prefill is shared.
         """
-        starts = (0, *self.looks[:-1])
-        return [
+        starts, (first, every) = (0, *self.looks[:-1]), self.step
+        places = [
             (person, prompt)
             for start, end in zip(starts, self.looks, strict=True)
             for prompt in range(len(self.a.prompts))
             for person in range(start, end)
         ]
+        return places[first::every]
 
     def pairs(self, start: int = 0) -> Iterator[Pair]:
         """All pairs behind the first ``start``, as they are made; a batch that was cut is computed again."""
@@ -184,10 +220,10 @@ class Comparison:
 
     def _batches(self) -> Iterator[tuple[int, int]]:
         """First and end of each; none crosses a look, so that batches do not depend on when one stops."""
-        prompts = len(self.a.prompts)
-        for start, end in zip((0, *self.looks[:-1]), self.looks, strict=True):
-            for first in range(start * prompts, end * prompts, self.batch_size):
-                yield first, min(first + self.batch_size, end * prompts)
+        ends = [*(look * len(self.a.prompts) for look in self.looks[:-1]), self.total]
+        for start, end in zip((0, *ends[:-1]), ends, strict=True):
+            for first in range(start, end, self.batch_size):
+                yield first, min(first + self.batch_size, end)
 
     def _texts(self, side: Side, places: Sequence[tuple[int, int]], letter: str) -> list[Said]:
         strangers = self.individuals if self.coupling == "independent" and letter == "b" else 0
@@ -214,10 +250,11 @@ class Comparison:
             "scores": [score.name for score in self.scores],
             "batch_size": self.batch_size,
             "looks": list(self.looks),
+            "step": list(self.step),
             "sides": [
                 {
                     "name": side.name,
-                    "model": fingerprint(side.talker),
+                    "model": talker_of(side.talker).fingerprint(),
                     "settings": side.settings.to_dict(),
                     "prompts": hashlib.sha256(
                         json.dumps([list(side.prompts), list(side.rows)], default=str).encode()

@@ -1,26 +1,34 @@
 """compare(): A against B on the same individuals.
 
 It consumes the pairs of a `Comparison` into a `Tally`, keeps every text, looks where the plan says so, and
-sums up. This module knows neither how texts are made nor how an interval is made.
+sums up. Pairs may also be written in one process (`write_pairs`) and concluded from in another (`conclude`).
+This module knows neither how texts are made nor how an interval is made.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from causal_qwen.counterfactual.comparison.plan import BATCH, Comparison, Coupling, Pair, Side
+from causal_qwen.counterfactual.comparison.plan import (
+    BATCH,
+    Comparison,
+    Coupling,
+    Outline,
+    Pair,
+    Side,
+)
 from causal_qwen.counterfactual.comparison.scores import Score
 from causal_qwen.counterfactual.comparison.sequential import Design, Look, planned_looks
 from causal_qwen.counterfactual.comparison.statistics import Estimate, Matrix, Tally, units
 from causal_qwen.evaluation.tables import GrowingTable
 from causal_qwen.progress import Watch, unwatched
 
-__all__ = ["ComparisonResult", "compare"]
+__all__ = ["ComparisonResult", "compare", "conclude", "write_pairs"]
 
 
 @dataclass(frozen=True)
@@ -118,11 +126,6 @@ def compare(
     Raises:
         ValueError: If the sides cannot be compared, or the file was begun by another comparison.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1")
-    if width is not None and not (sequential and width > 0):
-        raise ValueError(f"width is {width}; it is a number above 0, and needs the sequential mode")
-    planned = planned_looks(individuals, looks) if sequential else ()
     comparison = Comparison(
         a,
         b,
@@ -131,19 +134,70 @@ def compare(
         coupling=coupling,
         seed=seed,
         batch_size=batch_size,
-        looks=planned,
+        looks=planned_looks(individuals, looks) if sequential else (),
     )
-    tally, most = comparison.tally(), _Extremes(extremes, comparison.scores[0].name)
-    design = Design(planned, level=level) if sequential else None
-    ends = {look * len(a.prompts): index for index, look in enumerate(comparison.looks)}
-    stopped, look, count = "all pairs", None, 0
     with ExitStack() as stack:
         table = None
         if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            table = stack.enter_context(GrowingTable(output, comparison.facts(), format="jsonl"))
-        advance = stack.enter_context(watch("comparing", comparison.total))
-        for pair in _all(comparison, table):
+            table = stack.enter_context(_table(comparison, output))
+        result = conclude(
+            comparison.outline,
+            _all(comparison, table),
+            width=width,
+            level=level,
+            extremes=extremes,
+            watch=watch,
+        )
+        if table is not None:
+            table.finish()
+    return result
+
+
+def write_pairs(comparison: Comparison, output: Path, *, watch: Watch = unwatched) -> None:
+    """Write all pairs of a comparison to a JSONL file; a run that was cut goes on behind the last one.
+
+    Raises:
+        ValueError: If the file was begun by another comparison.
+    """
+    with _table(comparison, output) as table, watch("comparing", comparison.total) as advance:
+        for _ in _all(comparison, table):
+            advance(1)
+        table.finish()
+
+
+def conclude(
+    outline: Outline,
+    pairs: Iterable[Pair],
+    *,
+    width: float | None = None,
+    level: float = 0.95,
+    extremes: int = 12,
+    watch: Watch = unwatched,
+) -> ComparisonResult:
+    """What follows from pairs; none is asked for behind the look at which it is clear.
+
+    Args:
+        outline: Of the comparison that makes the pairs; with several looks, one stops when it is clear.
+        pairs: In its order.
+        width: As in `compare`.
+        level: Of all intervals.
+        extremes: As in `compare`.
+        watch: Told of pairs.
+
+    Raises:
+        ValueError: If level or width are out of range.
+    """
+    sequential = len(outline.looks) > 1
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1")
+    if width is not None and not (sequential and width > 0):
+        raise ValueError(f"width is {width}; it is a number above 0, and needs the sequential mode")
+    tally, most = outline.tally(), _Extremes(extremes, outline.scores[0])
+    design = Design(outline.looks, level=level) if sequential else None
+    ends = {look * outline.prompts: index for index, look in enumerate(outline.looks)}
+    stopped, look, count = "all pairs", None, 0
+    with watch("comparing", outline.total) as advance:
+        for pair in pairs:
             _add(tally, pair)
             most.add(pair)
             count += 1
@@ -151,27 +205,29 @@ def compare(
             if design is None or count not in ends:
                 continue
             index = ends[count]
-            matrices = tally.matrices(comparison.scores[0].name, design.looks[index])
+            matrices = tally.matrices(outline.scores[0], design.looks[index])
             look = design.look(index, units(matrices[0] - matrices[1]))
             narrow = width is not None and look.repeated.upper - look.repeated.lower <= width
             if look.significant or narrow:
                 stopped = "difference" if look.significant else "width"
                 break
-        if table is not None:
-            table.finish()
-    answered = look.individuals if look is not None else individuals
-    estimates = {score.name: tally.estimate(score.name, answered, level=level) for score in comparison.scores}
+    answered = look.individuals if look is not None else outline.individuals
     return ComparisonResult(
-        estimates,
-        coupling,
+        {name: tally.estimate(name, answered, level=level) for name in outline.scores},
+        outline.coupling,
         count,
-        comparison.total,
+        outline.total,
         stopped,
         look,
-        (a.name or "A", b.name or "B"),
+        outline.names,
         most.pairs(),
-        {score.name: tally.matrices(score.name, answered) for score in comparison.scores},
+        {name: tally.matrices(name, answered) for name in outline.scores},
     )
+
+
+def _table(comparison: Comparison, output: Path) -> GrowingTable:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return GrowingTable(output, comparison.facts(), format="jsonl")
 
 
 def _all(comparison: Comparison, table: GrowingTable | None) -> Iterator[Pair]:

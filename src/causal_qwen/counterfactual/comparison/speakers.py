@@ -1,7 +1,8 @@
 """Who is compared: models of ours through a `Speaker`, any other causal language model by its logits alone.
 
-Both answer prompts with texts in the same words; where a token is drawn by softmax, its noise is a Gumbel per
-token of the vocabulary. This module knows nothing of pairs or scores.
+Whoever is a `Talker` can be compared, on whatever engine: it answers prompts with texts in the same words;
+where a token is drawn by softmax, its noise is a Gumbel per token of the vocabulary. This module knows
+nothing of pairs or scores.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -26,16 +27,17 @@ from transformers import (
 )
 
 from causal_qwen.context import check_context
-from causal_qwen.counterfactual.comparison.gumbel import Keys, gumbel_choice, token_keys
+from causal_qwen.counterfactual.comparison.gumbel import Keys, gumbel_choice, text_ends, token_keys
 from causal_qwen.data import Prompt
 from causal_qwen.decoder.packed import MATRICES
 from causal_qwen.individual import Individual
 from causal_qwen.kernels.products import Matrix
 from causal_qwen.native_model import NativeModel
+from causal_qwen.packed_tokenizer import PackedTokenizer
 from causal_qwen.prompting import Answer, Settings, Speaker
 from causal_qwen.prompting.answers import before_stop
 
-__all__ = ["PlainSpeaker", "Talker", "check_cause_space", "fingerprint", "keys_of", "speak"]
+__all__ = ["CausalTalker", "PlainSpeaker", "Talker", "check_cause_space", "speak", "talker_of"]
 
 ROWS_COMPARED = 512  # of W, where two models are asked whether their causes mean the same
 LEAST_COSINE = 0.5  # half of these rows' pairs; unrelated models of the same size have 0
@@ -43,22 +45,83 @@ ENTRIES_HASHED = 64  # of each tensor
 
 
 class Talker(Protocol):
-    """Who answers prompts: `Speaker` and `PlainSpeaker`."""
+    """Who answers prompts, and what a comparison asks of a model."""
+
+    has_causes: bool
 
     def check(self, prompt: Prompt, settings: Settings) -> None:
         """Refuse what cannot be answered."""
         ...
 
     def answer(
-        self,
-        prompts: Sequence[Prompt],
-        settings: Settings,
-        people: Sequence[Individual],
-        *,
-        processors: LogitsProcessorList | None = None,
+        self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
     ) -> list[Answer]:
-        """One answer per prompt."""
+        """One answer per prompt, each by its individual: noise in cause space."""
         ...
+
+    def draw(
+        self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
+    ) -> list[Answer]:
+        """One answer per prompt, drawn from softmax: argmax_k logits_k/T + g_k by `gumbel`."""
+        ...
+
+    def fingerprint(self) -> str:
+        """What tells the model from another one, and from itself in another precision."""
+        ...
+
+    def cause_weights(self) -> Matrix | None:
+        """W, whose columns are the directions of causes; None where the model has none."""
+        ...
+
+
+class CausalTalker:
+    """A model of ours in a comparison.
+
+    Args:
+        speaker: Who is asked.
+    """
+
+    has_causes = True
+
+    def __init__(self, speaker: Speaker) -> None:
+        self.speaker = speaker
+
+    def check(self, prompt: Prompt, settings: Settings) -> None:
+        """As `Speaker.check`."""
+        self.speaker.check(prompt, settings)
+
+    def answer(
+        self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
+    ) -> list[Answer]:
+        """As `Speaker.answer`."""
+        return self.speaker.answer(prompts, settings, people)
+
+    def draw(
+        self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
+    ) -> list[Answer]:
+        """By Gumbel noise, which is a logits processor."""
+        model = self.speaker.model
+        keys = _keys(
+            self.speaker.processor.tokenizer,
+            int(model.config.vocab_size),
+            text_ends(model.generation_config.eos_token_id),
+        )
+        return _drawn(self.speaker.answer, keys, prompts, settings, people)
+
+    def fingerprint(self) -> str:
+        """A hash of the configuration, of a part of every tensor, and of how W is packed."""
+        if self.speaker.engine is None:
+            return _digest(self.speaker.model)
+        packed = self.speaker.engine.weights.head.weight
+        return _digest(self.speaker.model, f"{packed.dtype} {tuple(packed.shape)}")
+
+    def cause_weights(self) -> Matrix | None:
+        """W, as whoever runs the forward passes has it."""
+        model, engine = self.speaker.model, self.speaker.engine
+        if isinstance(model, NativeModel):
+            assert engine is not None  # it has no other weights
+            return engine.weights.head
+        return Matrix(model.lm_head.weight.detach())
 
 
 class PlainSpeaker:
@@ -69,10 +132,11 @@ class PlainSpeaker:
         tokenizer: The model's.
     """
 
+    has_causes = False
+
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
-        ends = model.generation_config.eos_token_id
-        self.ends = [ends] if isinstance(ends, int) else list(ends or ())
+        self.ends = list(text_ends(model.generation_config.eos_token_id))
 
     @classmethod
     def load(
@@ -119,6 +183,22 @@ class PlainSpeaker:
         )
         return [self._answer(row, settings) for row in output[:, longest:].tolist()]
 
+    def draw(
+        self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
+    ) -> list[Answer]:
+        """By Gumbel noise, which is a logits processor."""
+        rows = int(self.model.get_output_embeddings().weight.shape[0])
+        keys = _keys(self.tokenizer, rows, tuple(self.ends))
+        return _drawn(self.answer, keys, prompts, settings, people)
+
+    def fingerprint(self) -> str:
+        """A hash of the configuration and of a part of every tensor."""
+        return _digest(self.model)
+
+    def cause_weights(self) -> Matrix | None:
+        """None: logits are all that it has."""
+        return None
+
     def _answer(self, tokens: list[int], settings: Settings) -> Answer:
         end = next((index for index, token in enumerate(tokens) if token in self.ends), None)
         said = tokens if end is None else tokens[: end + 1]
@@ -139,66 +219,66 @@ class PlainSpeaker:
         return ids
 
 
+def talker_of(asked: Talker | Speaker) -> Talker:
+    """Who is compared; a `Speaker` as a `CausalTalker`."""
+    return CausalTalker(asked) if isinstance(asked, Speaker) else asked
+
+
 def speak(
-    talker: Talker, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
+    asked: Talker | Speaker, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
 ) -> list[Answer]:
     """One answer per prompt, each by its individual: noise in cause space, or, in mode "compatible", one
     Gumbel per token.
     """
-    if settings.mode != "compatible":
-        return talker.answer(prompts, settings, people)
+    talker = talker_of(asked)
+    say = talker.draw if settings.mode == "compatible" else talker.answer
+    return say(prompts, settings, people)
+
+
+def _drawn(
+    answer: Callable[..., list[Answer]],
+    keys: Keys,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    people: Sequence[Individual],
+) -> list[Answer]:
+    """Greedy answers under the noise of the individuals."""
     noise = gumbel_choice(
-        keys_of(talker),
-        people,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
+        keys, people, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p
     )
     greedy = replace(settings, sample=False, temperature=None, top_k=None, top_p=None)
-    return talker.answer(prompts, greedy, people, processors=noise)
-
-
-def keys_of(talker: Talker) -> Keys:
-    """The keys of a talker's vocabulary."""
-    if isinstance(talker, Speaker):
-        ends = talker.model.generation_config.eos_token_id
-        whole = [ends] if isinstance(ends, int) else list(ends or ())
-        return _keys(talker.processor.tokenizer, int(talker.model.config.vocab_size), tuple(whole))
-    if isinstance(talker, PlainSpeaker):
-        rows = int(talker.model.get_output_embeddings().weight.shape[0])
-        return _keys(talker.tokenizer, rows, tuple(talker.ends))
-    raise TypeError(f"{type(talker).__name__} has no vocabulary that is known here")
+    return answer(prompts, greedy, people, processors=noise)
 
 
 @functools.lru_cache(maxsize=8)
-def _keys(tokenizer: PreTrainedTokenizerBase, rows: int, ends: tuple[int, ...]) -> Keys:
+def _keys(tokenizer: PreTrainedTokenizerBase | PackedTokenizer, rows: int, ends: tuple[int, ...]) -> Keys:
     return token_keys(tokenizer, rows, ends)
 
 
-def check_cause_space(one: Talker, other: Talker) -> None:
+def check_cause_space(one: Talker | Speaker, other: Talker | Speaker) -> None:
     """Refuse to couple by individuals what does not share a cause space: ε_j must mean the same in both.
 
     Raises:
         ValueError: If one is not a causal model, or their causes have other sizes or other directions.
     """
     remedy = "compare them with --coupling gumbel, which needs only logits"
-    if not (isinstance(one, Speaker) and isinstance(other, Speaker)):
+    first, second = (talker_of(asked).cause_weights() for asked in (one, other))
+    if first is None or second is None:
         raise ValueError(
             "coupling 'individual' is noise in the space of causes, and one of the models has none; convert "
             f"it (causal-qwen convert), or {remedy}"
         )
-    if one.model is other.model:
-        return
-    weights = [_vocabulary(speaker) for speaker in (one, other)]
-    sizes = [weight.columns for weight in weights]
-    if sizes[0] != sizes[1]:
+    if first.columns != second.columns:
         raise ValueError(
-            f"the causes have {sizes[0]} and {sizes[1]} dimensions, so no individual can be the same in "
-            f"both; {remedy}"
+            f"the causes have {first.columns} and {second.columns} dimensions, so no individual can be the "
+            f"same in both; {remedy}"
         )
-    rows = torch.linspace(0, min(len(one.weight) for one in weights) - 1, ROWS_COMPARED).long().unique()
-    first, second = (weight.rows(rows.to(weight.weight.device)).dense().float().cpu() for weight in weights)
-    cosine = float(torch.cosine_similarity(first, second).median())
+    last = min(len(first.weight), len(second.weight)) - 1
+    rows = torch.linspace(0, last, ROWS_COMPARED).long().unique()
+    ours, theirs = (
+        weight.rows(rows.to(weight.weight.device)).dense().float().cpu() for weight in (first, second)
+    )
+    cosine = float(torch.cosine_similarity(ours, theirs).median())
     if cosine < LEAST_COSINE:
         raise ValueError(
             f"the rows of W point elsewhere (median cosine {cosine:.2f}): the models are not of one origin, "
@@ -206,30 +286,17 @@ def check_cause_space(one: Talker, other: Talker) -> None:
         )
 
 
-def fingerprint(talker: Talker) -> str:
-    """What tells a model from another one: a hash of its configuration and of a part of every tensor."""
-    if not isinstance(talker, Speaker | PlainSpeaker):
-        return type(talker).__name__
+def _digest(model: Any, form: str = "") -> str:
+    """A hash of a model's configuration and of a part of every tensor, and of the form that it runs in."""
     digest = hashlib.blake2b(digest_size=8)
-    model = talker.model
     config = asdict(model.config) if isinstance(model, NativeModel) else model.config.to_dict()
     fields = {name: value for name, value in config.items() if name[0] != "_"}
     digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
     for name, tensor in sorted(_tensors(model).items()):
         part = tensor.detach().flatten()[:ENTRIES_HASHED].float().cpu()
         digest.update(name.encode() + part.numpy().tobytes())
-    if isinstance(talker, Speaker) and talker.engine is not None:
-        packed = talker.engine.weights.head.weight
-        digest.update(f"{packed.dtype} {tuple(packed.shape)}".encode())
+    digest.update(form.encode())
     return digest.hexdigest()
-
-
-def _vocabulary(speaker: Speaker) -> Matrix:
-    """W, as whoever runs the forward passes has it."""
-    if isinstance(speaker.model, NativeModel):
-        assert speaker.engine is not None  # it has no other weights
-        return speaker.engine.weights.head
-    return Matrix(speaker.model.lm_head.weight.detach())
 
 
 def _tensors(model: Any) -> dict[str, Tensor]:

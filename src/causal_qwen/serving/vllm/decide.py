@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from causal_qwen.cauchy import Cauchy
+from causal_qwen.counterfactual.comparison.gumbel import GumbelNoise
 from causal_qwen.generation.decisions import Decision
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.individual import Individual
@@ -37,21 +38,21 @@ def decide(heads: Any, logits: Tensor) -> None:
         own = causes if of_all else Causes(*(law[indices] for law in causes))
         if rows[0].settings.predict:
             _predict(heads, decision, own, rows)
-        if decision.mode == "compatible":
+        if rows[0].left_to_sampler:
             _compatible(heads, decision, processing, own, rows, indices, logits)
             continue
         adjustment = None
         if processing.adjusts:
             after = logits[indices]
             adjustment = torch.where(after.isneginf(), -torch.inf, after - heads.untouched[indices])
-        choice = replace(decision, individuals=_people(rows)).choose(
-            heads.readout,
-            own,
-            torch.empty(len(rows), 0, dtype=torch.int64),
-            0,
-            processing.processors(
-                adjustment, [row.prompt for row in rows], [row.output for row in rows], logits.device
-            ),
+        people = _people(rows)
+        processors = processing.processors(
+            adjustment, [row.prompt for row in rows], [row.output for row in rows], logits.device
+        )
+        if processing.temperature:
+            processors.append(GumbelNoise(heads.token_keys, people))
+        choice = replace(decision, individuals=people, hide_num=not heads.writes_numbers).choose(
+            heads.readout, own, torch.empty(len(rows), 0, dtype=torch.int64), 0, processors
         )
         if heads.writes_numbers and processing.suppressed is None:
             _keep(choice.numbers, rows)

@@ -6,15 +6,19 @@ act on them, and reads the values of numbers into embeddings. It does not know h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.utils import maybe_prefix
 
+from causal_qwen.conversion import load_processor
+from causal_qwen.counterfactual.comparison.gumbel import Keys, text_ends, token_keys
 from causal_qwen.generation.readout import ReadOut
 from causal_qwen.generation.stepping import Causes
 from causal_qwen.heads import NUM_BIAS, AbductionNetwork, ActionNetwork, NumericEmbedding, exact
@@ -64,6 +68,7 @@ class CausalHeads:
         self.features: Tensor | None = None
         self.untouched: Tensor | None = None
         self._readout: ReadOut | None = None
+        self._source = str(vllm_config.model_config.model)
         self._prefix_caching = bool(vllm_config.cache_config.enable_prefix_caching)
         # Where `CausalRequests`, which vLLM makes from the same configuration, finds us.
         vllm_config.compilation_config.static_forward_context[Rows.HEADS] = self
@@ -84,6 +89,13 @@ class CausalHeads:
             heads: Any = self  # a CausalModel but for transformers' machinery
             self._readout = ShardedReadOut(heads, rows) if self.lm_head.tp_size > 1 else ReadOut(heads, rows)
         return self._readout
+
+    @functools.cached_property
+    def token_keys(self) -> Keys:
+        """Keys of the vocabulary's rows, by which Gumbel noise knows tokens; the first request reads them."""
+        ends = GenerationConfig.from_pretrained(self._source).eos_token_id
+        rows, tokenizer = int(self.config.vocab_size), load_processor(self._source).tokenizer
+        return token_keys(tokenizer, rows, text_ends(ends))
 
     def causes(self, hidden_states: Tensor) -> Causes:
         """U (N, D) and U₀ (N,)."""

@@ -1,7 +1,7 @@
 """Many texts and many predictions at once, offline: vLLM in this process, asked as the command line asks.
 
-`VllmSpeaker` answers prompts as `Speaker` does, and `VllmPredictor` predicts the number after a prompt as a
-model does; the rules are theirs, only the forward passes are vLLM's.
+`VllmSpeaker` answers prompts as `Speaker` does and is a `Talker` of comparisons, and `VllmPredictor` predicts
+the number after a prompt as a model does; the rules are theirs, only the forward passes are vLLM's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from transformers import AutoConfig, GenerationConfig
 
 from causal_qwen.context import check_context
 from causal_qwen.conversion import load_processor
+from causal_qwen.conversion.checkpoints import CAUSAL
+from causal_qwen.conversion.headers import read_json_object
+from causal_qwen.conversion.packing import content_key
 from causal_qwen.data import Prompt, prompt_row
 from causal_qwen.decoder import Engine
 from causal_qwen.decoder.stopping import StopReason
+from causal_qwen.decoder.weights import CheckpointTensors
 from causal_qwen.generation.decoding import GeneratedNumber
 from causal_qwen.individual import Individual
+from causal_qwen.kernels.products import Matrix
 from causal_qwen.outputs import NumberPrediction
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.prompting import Answer, Settings
@@ -45,9 +50,14 @@ def open_engine(directory: str, *, dtype: str = "auto", share: int = 1) -> Any:
     Raises:
         ValueError: If it is not a directory of ours, or vLLM is not installed.
     """
-    if not (Path(directory) / "config.json").is_file():
+    file = Path(directory) / "config.json"
+    if not file.is_file():
         raise ValueError(
             f"{directory}: vLLM reads directories; `causal-qwen convert {directory} DIR` makes one"
+        )
+    if read_json_object(file, directory).get("model_type") not in CAUSAL:
+        raise ValueError(
+            f"{directory} is not converted; `causal-qwen convert {directory} DIR` does it, and vLLM runs DIR"
         )
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -73,7 +83,7 @@ class _Engine:
     """What both have: the engine, the configuration, the processor and names for requests."""
 
     def __init__(self, directory: str, llm: Any) -> None:
-        self.llm = llm
+        self.directory, self.llm = Path(directory), llm
         self.config: Any = llm.llm_engine.vllm_config.model_config.hf_config
         self.context = int(llm.llm_engine.vllm_config.model_config.max_model_len)
         self.processor: CausalQwen2Processor = load_processor(directory)
@@ -98,6 +108,7 @@ class VllmSpeaker(_Engine):
     """
 
     engine_name = "vllm"
+    has_causes = True
 
     def __init__(self, directory: str, llm: Any) -> None:
         super().__init__(directory, llm)
@@ -118,10 +129,34 @@ class VllmSpeaker(_Engine):
         self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
     ) -> list[Answer]:
         """As `Speaker.answer`, all at once."""
+        return self._answers(prompts, settings, people, [self._params(settings, one) for one in people])
+
+    def draw(
+        self, prompts: Sequence[Prompt], settings: Settings, people: Sequence[Individual]
+    ) -> list[Answer]:
+        """As `Talker.draw`, all at once; the noise is drawn where vLLM decides."""
+        return self._answers(prompts, settings, people, [self._drawn(settings, one) for one in people])
+
+    def fingerprint(self) -> str:
+        """What the files of the directory say, and the precision that they are read in."""
+        dtype = str(self.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
+        return f"{content_key(self.directory)} vllm {dtype}"
+
+    def cause_weights(self) -> Matrix:
+        """W, read from the directory: the engine may have divided its own."""
+        tensors = CheckpointTensors(self.directory, torch.float32)
+        return Matrix(tensors["lm_head.weight" if "lm_head.weight" in tensors else "embed_tokens.weight"])
+
+    def _answers(
+        self,
+        prompts: Sequence[Prompt],
+        settings: Settings,
+        people: Sequence[Individual],
+        params: Sequence[Any],
+    ) -> list[Answer]:
         for prompt in prompts:
             self.check(prompt, settings)
         rows = [prompt_row(self.processor, prompt) for prompt in prompts]
-        params = [self._params(settings, person) for person in people]
         outputs = self._ask([(row.input_ids, row.numeric_values) for row in rows], params)
         recorded = numbers_of(self.llm, [one.extra_args["record"] for one in params])
         answers = []
@@ -131,30 +166,48 @@ class VllmSpeaker(_Engine):
         return answers
 
     def _params(self, settings: Settings, person: Individual) -> Any:
-        from vllm import SamplingParams
-
-        extra: dict[str, Any] = {
-            "inference_mode": settings.mode,
-            "numbers": "kept",
-            "interval_level": settings.level,
-            "raw_intervals": settings.raw_intervals,
-        }
+        extra: dict[str, Any] = {}
         if settings.draws_noise:
             extra |= {"do_sample": True, "individual": person.to_json()}
             named = {"persistence": settings.persistence, "density_floor": settings.density_floor}
             extra |= {name: value for name, value in named.items() if value is not None}
         temperature = 1.0 if settings.temperature is None else settings.temperature
         greedy = settings.mode == "compatible" and not settings.samples
-        return SamplingParams(
-            max_tokens=settings.max_new_tokens,
+        return self._sampling(
+            settings,
+            extra,
             temperature=0.0 if greedy else temperature if settings.samples else 1.0,
             top_k=(self.top_k if settings.top_k is None else settings.top_k) if settings.samples else 0,
             top_p=1.0 if settings.top_p is None or not settings.samples else settings.top_p,
-            repetition_penalty=settings.repetition_penalty or 1.0,
             seed=person.seed % 2**63 if settings.samples and not settings.draws_noise else None,
+        )
+
+    def _drawn(self, settings: Settings, person: Individual) -> Any:
+        return self._sampling(
+            settings,
+            {"gumbel": person.to_json()},
+            temperature=1.0 if settings.temperature is None else settings.temperature,
+            top_k=settings.top_k or 0,
+            top_p=1.0 if settings.top_p is None else settings.top_p,
+        )
+
+    def _sampling(self, settings: Settings, extra: Mapping[str, Any], **choice: Any) -> Any:
+        """vLLM's SamplingParams: what all requests have, and what chooses their tokens."""
+        from vllm import SamplingParams
+
+        own = {
+            "inference_mode": settings.mode,
+            "numbers": "kept",
+            "interval_level": settings.level,
+            "raw_intervals": settings.raw_intervals,
+        }
+        return SamplingParams(
+            max_tokens=settings.max_new_tokens,
+            repetition_penalty=settings.repetition_penalty or 1.0,
             stop=list(settings.stop),
             include_stop_str_in_output=True,
-            extra_args=extra,
+            extra_args=own | dict(extra),
+            **choice,
         )
 
     def _answer(
@@ -178,6 +231,7 @@ class VllmSpeaker(_Engine):
             seed=person.seed if settings.samples else None,
             finish_reason=StopReason.STOP_STRING if stopped else ended,
             tokens=len(said.token_ids),
+            token_ids=tuple(said.token_ids),
         )
 
 

@@ -17,6 +17,7 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -40,6 +41,8 @@ class Processing:
             grammar, a bias, allowed tokens, a least length.
         suppressed: A token that is not allowed.
         needs_logits: Whether softmax logits are needed for this, or are part of the answer.
+        temperature: Divides logits, where tokens are drawn by Gumbel noise, and 0 is no noise; None where
+            vLLM's sampler divides, or it scales the noise of causes.
     """
 
     top_k: int
@@ -49,12 +52,21 @@ class Processing:
     adjusts: bool
     suppressed: int | None
     needs_logits: bool
+    temperature: float | None = None
 
     @classmethod
     def of(
-        cls, params: Sampling, mode: InferenceMode, suppressed: int | None = None, *, others: bool = False
+        cls,
+        params: Sampling,
+        mode: InferenceMode,
+        suppressed: int | None = None,
+        *,
+        drawn: bool = False,
+        others: bool = False,
     ) -> Processing:
-        """That of a request; ``others`` says that somebody else's processors come before ours."""
+        """That of a request; ``drawn`` says that its tokens are drawn by Gumbel noise, ``others`` that
+        somebody else's processors come before ours.
+        """
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         adjusts = others or any(
             (
@@ -73,7 +85,8 @@ class Processing:
             penalties,
             adjusts,
             suppressed,
-            needs_logits=mode == "compatible" or adjusts or answers,
+            needs_logits=(mode == "compatible" and not drawn) or adjusts or answers,
+            temperature=params.temperature if drawn else None,
         )
 
     def processors(
@@ -99,6 +112,8 @@ class Processing:
             chosen.append(_Penalised(self.penalties, prompts, outputs))
         if self.suppressed is not None:
             chosen.append(SuppressTokensLogitsProcessor([self.suppressed], device=device))
+        if self.temperature not in (None, 0.0, 1.0):
+            chosen.append(TemperatureLogitsWarper(self.temperature))
         if self.top_k > 0:
             chosen.append(TopKLogitsWarper(self.top_k))
         if self.top_p < 1.0:
@@ -115,7 +130,7 @@ class _Adjusted(LogitsProcessor):
         self.adjustment = adjustment
 
     def __call__(self, input_ids: Any, scores: Tensor) -> Tensor:
-        return scores + self.adjustment
+        return scores + self.adjustment[:, : scores.shape[-1]]  # a hidden <NUM> row is not there
 
 
 class _Penalised(LogitsProcessor):

@@ -40,7 +40,7 @@ class Row:
     Args:
         settings: What it asked for.
         decision: How its tokens are decided, but for who is sampled.
-        individual: Who is sampled; None where nobody is.
+        individual: Who is sampled, or draws tokens; None where nobody is.
         processing: What narrows its choice.
         prompt: Ids of its prompt.
         output: Ids that were generated so far: vLLM's own list, which grows.
@@ -61,6 +61,11 @@ class Row:
     next_number: tuple[float, float, float, float] | None = None
     numbers: list[GeneratedNumber] = field(default_factory=list)
     prediction: tuple[float, ...] = ()
+
+    @property
+    def left_to_sampler(self) -> bool:
+        """Whether vLLM's own sampler chooses the tokens."""
+        return self.decision.mode == "compatible" and self.settings.gumbel is None
 
     def take_number(self) -> float:
         """The value of the <NUM> that was generated last, which is then written down."""
@@ -189,13 +194,18 @@ class CausalRequests(LogitsProcessor):
     def _new_row(self, params: Sampling, prompt: Sequence[int], output: list[int]) -> Row:
         settings = RequestSettings.of(params)
         decision = settings.decision(self.config, params)
+        draws = decision.draws_noise or settings.gumbel is not None
         hidden = self.heads.writes_numbers and settings.numbers == "hidden"
         row = Row(
             settings,
             decision,
-            self._person(settings, params) if decision.draws_noise else None,
+            self._person(settings, params) if draws else None,
             Processing.of(
-                params, decision.mode, self.config.num_token_id if hidden else None, others=self.has_others
+                params,
+                decision.mode,
+                self.config.num_token_id if hidden else None,
+                drawn=settings.gumbel is not None,
+                others=self.has_others,
             ),
             prompt,
             output,

@@ -52,6 +52,8 @@ class RequestSettings:
             always samples, "compatible" by its temperature.
         individual: Who is sampled: a seed, or what `Individual.to_json` wrote. SamplingParams' ``seed`` is a
             seed too.
+        gumbel: Who draws tokens in "compatible", by one Gumbel per token, instead of vLLM's sampler: named as
+            an individual is.
         persistence: ρ.
         density_floor: Truncation of the noise.
         noise_gain: κ.
@@ -67,6 +69,7 @@ class RequestSettings:
     inference_mode: InferenceMode | None = None
     do_sample: bool | None = None
     individual: Individual | None = None
+    gumbel: Individual | None = None
     persistence: float | None = None
     density_floor: float | None = None
     noise_gain: float | None = None
@@ -97,6 +100,13 @@ class RequestSettings:
     def _check(self, params: Sampling) -> None:
         self._decision("standard", params, noise_gain=1.0, density_floor=0.01, persistence=0.2)
         mode, person = self.inference_mode, self.individual
+        if self.gumbel is not None and mode != "compatible":
+            raise ValueError(
+                "gumbel draws tokens from softmax, which is inference_mode='compatible'; give that, or "
+                "individual instead"
+            )
+        if self.gumbel is not None and params.n > 1:
+            raise ValueError(f"n is {params.n}, and gumbel is one: all texts would be the same; ask for each")
         if person is None:
             return
         if mode == "compatible":
@@ -145,12 +155,15 @@ class RequestSettings:
 
     @property
     def _samples(self) -> bool:
+        if self.gumbel is not None:  # its noise is in the scores, of which the best is the draw
+            return False
         return self.individual is not None if self.do_sample is None else self.do_sample
 
     def person(self, params: Sampling) -> Individual:
-        """Who is sampled; somebody new where the request names nobody."""
-        if self.individual is not None:
-            return self.individual
+        """Who is sampled, or draws tokens; somebody new where the request names nobody."""
+        named = self.individual or self.gumbel
+        if named is not None:
+            return named
         return Individual.random() if params.seed is None else Individual(params.seed % SEEDS)
 
 
@@ -195,6 +208,7 @@ _READ: dict[str, Any] = {
     "inference_mode": lambda name, value: _choice(name, value, get_args(InferenceMode)),
     "do_sample": _flag,
     "individual": _individual,
+    "gumbel": _individual,
     "persistence": _number,
     "density_floor": _number,
     "noise_gain": _number,
