@@ -80,7 +80,8 @@ def estimate_arithmetic(
 
 def _loss_operations(config: Any, recipe: TrainingRecipe, positions: float) -> float:
     """Of all positions of a batch."""
-    vocabulary, width = config.vocab_size, config.causal_size
+    vocabulary: int = config.vocab_size
+    width: int = config.causal_size
     product = 2.0 * positions * vocabulary * width
     if recipe.ovr_rivals is not None:
         one_vs_rest = product + 6.0 * positions * (1 + recipe.ovr_rivals) * width

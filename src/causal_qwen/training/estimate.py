@@ -364,7 +364,7 @@ class _LossBlocks(NamedTuple):
 
 
 def _one_vs_rest(
-    recipe: TrainingRecipe, N: int, V: int, D: int, W: nn.Parameter, *, device: str
+    recipe: TrainingRecipe, N: int, V: int, D: int, W: torch.Tensor, *, device: str
 ) -> tuple[Blocks, Blocks, Blocks]:
     """What N positions make on the way forth, what on the way back, and what they keep in between."""
     dense = [W.nbytes] if W.requires_grad else []
