@@ -51,7 +51,7 @@ COMPARISONS = {
     "tuned": "base against a fine-tuned copy",
     "wording": "two wordings of a question",
 }
-GUMBEL, DEFAULT = "gumbel", "0.2"
+GUMBEL, COOLER, DEFAULT = "gumbel", "gumbel@0.7", "0.2"
 BLOCK = 40  # individuals whose texts are made together and kept in one file; native code takes up to 48
 OPTIONS = {
     "base": BASE,
@@ -71,7 +71,8 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         work = Path(arguments.work or temporary)
         work.mkdir(parents=True, exist_ok=True)
         texts = Texts(arguments, work)
-        every = [*map(str, arguments.persistences), GUMBEL]
+        # Softmax at T = 1 has far more nats than individuals as they come; at 0.7 about as many.
+        every = [*map(str, arguments.persistences), GUMBEL, COOLER]
         # Persistence matters where texts drift apart; elsewhere the default will do.
         couplings = {name: every if name == "tuned" else [DEFAULT, GUMBEL] for name in COMPARISONS}
         tasks = [
@@ -127,11 +128,13 @@ class Texts:
         if file.is_file():
             kept: dict[str, list[list[float]]] = json.loads(file.read_text(encoding="utf-8"))["scores"]
             return kept
-        settings = Settings(mode="compatible", max_new_tokens=asked.tokens, top_k=0, sample=True)
-        if coupling != GUMBEL:
-            settings = Settings(
-                mode="causal", max_new_tokens=asked.tokens, top_k=0, persistence=float(coupling)
-            )
+        law: dict[str, Any] = {"mode": "causal"}
+        if coupling.startswith(GUMBEL):
+            temperature = float(coupling.partition("@")[2] or 1.0)
+            law = {"mode": "compatible", "sample": True, "temperature": temperature}
+        else:
+            law["persistence"] = float(coupling)
+        settings = Settings(max_new_tokens=asked.tokens, top_k=0, **law)
         speaker, wording = SIDES[side](self)
         people = [Individual(start + index) for index in range(count)]
         columns: dict[str, list[list[float]]] = {score: [] for score in SCORES}
@@ -296,12 +299,18 @@ def tables(record: Record) -> list[Table]:
     shown = []
     for name, title in COMPARISONS.items():
         rows = [
-            (_coupling(coupling), *(_interval(scores[score]) for score in SCORES))
+            (_coupling(coupling), *_row(scores))
             for coupling, scores in record.figures["compared"][name].items()
         ]
         strangers = record.figures["independent"][name]
-        rows.append(("independent", *(_interval(strangers[score]) for score in SCORES)))
-        shown.append(Table(f"Variance ratio: {title}", ("coupling", *SCORES.values()), rows))
+        rows.append(("independent", *_row(strangers)))
+        columns: tuple[str, ...] = (
+            "coupling",
+            "nats, A and B",
+            *(f"ratio, {name}" for name in SCORES.values()),
+        )
+        pairs = strangers["nats"]["pairs"]
+        shown.append(Table(f"Variance ratio over {pairs:,} pairs: {title}", columns, rows))
     rows = [
         (
             f"{row['law']}, difference {row['difference']:g}",
@@ -315,7 +324,15 @@ def tables(record: Record) -> list[Table]:
 
 
 def _coupling(name: str) -> str:
-    return "Gumbel" if name == GUMBEL else f"individual, ρ = {float(name):g}"
+    if name.startswith(GUMBEL):
+        return f"Gumbel, T = {name.partition('@')[2] or 1}"
+    return f"individual, ρ = {float(name):g}"
+
+
+def _row(scores: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Mean nats of both sides, and the variance ratio of each score."""
+    nats = scores["nats"]
+    return f"{nats['mean_a']:.2f}, {nats['mean_b']:.2f}", *(_interval(scores[score]) for score in SCORES)
 
 
 def _interval(found: dict[str, Any]) -> str:

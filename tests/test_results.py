@@ -31,9 +31,6 @@ HELPERS = {
     "table_data", "worlds", "writers",
 }  # fmt: skip
 
-# Written, and waiting for a quiet machine: the page says so.
-UNMEASURED = {"comparison"}
-
 
 @pytest.mark.parametrize("region", REGIONS)
 def test_region_shows_its_files(region, render):
@@ -60,7 +57,7 @@ def test_every_file_is_published_and_every_benchmark_has_one():
     files = {file.stem for file in (BENCHMARKS / "results").glob("*.json")}
     assert files <= published, "a file that no page shows"
     scripts = {file.stem for file in BENCHMARKS.glob("*.py")} - HELPERS
-    assert {name.partition(".")[0] for name in published} == scripts - UNMEASURED
+    assert {name.partition(".")[0] for name in published} == scripts
 
 
 @pytest.mark.parametrize("file", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda file: file.stem)
