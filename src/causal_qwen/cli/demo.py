@@ -38,6 +38,8 @@ def command(
     quiet_libraries()
     from causal_qwen.demo import report, story
 
+    out.mkdir(parents=True, exist_ok=True)
+    story.write_table(out)  # first: where its package is missing, nobody waits for that
     model = out / "model"
     plain, conversion, measured = story.convert_and_prove(model, source=base)
     parity = {name: cell_text(value) for name, value in asdict(measured).items()}
@@ -53,7 +55,6 @@ def command(
     del plain, conversion
 
     note("3/8  learning a table of cars, and the same with a fifth of its labels broken …")
-    story.write_table(out)
     learned = story.learn_table(out, "cars", model=model)
     broken = story.forecast(story.learn_table(out, "broken", model=model), out)
     note("4/8  predicting cars that it has not seen, in float32 and int8 …")
