@@ -188,7 +188,7 @@ def write_table(directory: Path) -> None:
     try:
         source = importlib.resources.files("vega_datasets") / "_data" / "cars.json"
     except ModuleNotFoundError:
-        raise ValueError("the demo's table is in vega-datasets; run: pip install 'causal-qwen[demo]'") from None
+        raise ValueError("the demo's table is missing; run: pip install 'causal-qwen[demo]'") from None
     rows = [row for row in json.loads(source.read_text(encoding="utf-8")) if None not in row.values()]
     draw = random.Random(SEED)
     draw.shuffle(rows)
