@@ -27,7 +27,7 @@ from measure import BASE, Option, Record, Table, in_child, python_manual, run_be
 
 CHARACTERS_PER_TOKEN = 6  # of the manual, at most
 TABLE_ROWS = 60
-# What is trained, and how; the last four were measured for the first time when the formula was finished.
+# What is trained, and how.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "full, float32, 2 × 96": {"method": "full", "batch_size": 2, "max_length": 96},
     "full, bfloat16, checkpointing, 2 × 512": {
