@@ -200,7 +200,7 @@ def draw(record: Record, file: Path) -> None:
 
     found = record.figures["tables"]
     shares = [100 * share for share in record.figures["shares"]]
-    across = min(len(found), 3)
+    across = len(found) if len(found) <= 3 else 2
     down = math.ceil(len(found) / across)
     figure = Figure(figsize=(3.4 * across, 3.2 * down + 0.8), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).flatten()
