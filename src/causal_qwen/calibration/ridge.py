@@ -16,7 +16,7 @@ __all__ = ["BLOCK", "Penalty", "Problem", "Solver", "problem_of"]
 
 BLOCK = 8192  # rows of features that are read at a time
 # Up to so many rows per feature inverting (N, N) takes less than summing and inverting (H, H).
-DUAL_ROWS_PER_FEATURE = 1.5
+DUAL_ROWS_PER_FEATURE = 2
 
 
 class Penalty(NamedTuple):
@@ -70,7 +70,7 @@ class Problem(Protocol):
 
 
 def problem_of(features: Tensor, mean: Tensor, y: Tensor) -> Problem:
-    """In the dual up to half as many rows again as features, then in the primal.
+    """In the dual up to two rows per feature, then in the primal.
 
     Args:
         features: (N, H).
