@@ -128,13 +128,13 @@ class Texts:
         if file.is_file():
             kept: dict[str, list[list[float]]] = json.loads(file.read_text(encoding="utf-8"))["scores"]
             return kept
-        law: dict[str, Any] = {"mode": "causal"}
-        if coupling.startswith(GUMBEL):
-            temperature = float(coupling.partition("@")[2] or 1.0)
-            law = {"mode": "compatible", "sample": True, "temperature": temperature}
-        else:
-            law["persistence"] = float(coupling)
-        settings = Settings(max_new_tokens=asked.tokens, top_k=0, **law)
+        who, temperature = _parts(coupling)
+        law: dict[str, Any] = (
+            {"mode": "compatible", "sample": True}
+            if who == GUMBEL
+            else {"mode": "causal", "persistence": float(who)}
+        )
+        settings = Settings(max_new_tokens=asked.tokens, top_k=0, temperature=temperature, **law)
         speaker, wording = SIDES[side](self)
         people = [Individual(start + index) for index in range(count)]
         columns: dict[str, list[list[float]]] = {score: [] for score in SCORES}
@@ -323,10 +323,15 @@ def tables(record: Record) -> list[Table]:
     return shown
 
 
+def _parts(coupling: str) -> tuple[str, float]:
+    """Who draws, and the temperature: "0.5@2" are individuals with ρ = 0.5 at T = 2."""
+    who, _, temperature = coupling.partition("@")
+    return who, float(temperature or 1.0)
+
+
 def _coupling(name: str) -> str:
-    if name.startswith(GUMBEL):
-        return f"Gumbel, T = {name.partition('@')[2] or 1}"
-    return f"individual, ρ = {float(name):g}"
+    who, temperature = _parts(name)
+    return f"{'Gumbel' if who == GUMBEL else f'individual, ρ = {float(who):g}'}, T = {temperature:g}"
 
 
 def _row(scores: dict[str, dict[str, Any]]) -> tuple[str, ...]:

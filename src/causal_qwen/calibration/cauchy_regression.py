@@ -20,7 +20,7 @@ This module does not know models, nor how a weighted ridge is solved (`ridge`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -121,13 +121,15 @@ def cauchy_regression(
         return _flat(y, width, strengths[0], final_fold, final)
     everything = problem_of(features, mean, y)
     begin = None if residuals is None else residuals.double()
-    believed = torch.ones_like(y, dtype=torch.bool)
-    for _ in range(MOST_ROUNDS if doubt else 1):
-        rows = _Rows(everything.without(~believed), y, believed)
-        chosen = _likeliest(rows, strengths, noise, begin, fold if folds else None)
+    rows = _Rows(everything, y, torch.ones_like(y, dtype=torch.bool))
+    choosing = fold if folds else None
+    chosen = _likeliest(rows, strengths, noise, begin, choosing)
+    for _ in range(MOST_ROUNDS - 1 if doubt else 0):
         believed = believe(chosen.left_out, y).believed
         if bool((believed == rows.believed).all()):
             break
+        rows = _Rows(everything.without(~believed), y, believed)
+        chosen = _likeliest(rows, strengths, noise, chosen.left_out, choosing, begin_at=chosen.strength)
 
     penalty, left_out = chosen.penalty, chosen.left_out
     slope, intercept = rows.problem.under(penalty).line(chosen.weights)
@@ -175,8 +177,13 @@ def _likeliest(
     noise: Tensor | None,
     residuals: Tensor | None,
     fold: Tensor | None,
+    *,
+    begin_at: float | None = None,
 ) -> _Candidate:
-    """Of the strengths, the one under which left-out labels are likeliest; without folds in closed form."""
+    """Of the strengths, the one under which left-out labels are likeliest; without folds in closed form.
+
+    With ``begin_at``, which was the likeliest with other labels believed, only as far as it gets better.
+    """
     believed, count = rows.believed, int(rows.believed.sum())
     known = rows.y[believed]
     weights = _weights(known - known.median() if residuals is None else residuals[believed])
@@ -194,19 +201,25 @@ def _likeliest(
             left_out, _ = _by_fold(rows, fold, penalty, weights)
         return _Candidate(strength, penalty, weights, left_out, _log_likelihood(left_out[believed]).mean())
 
-    def best(tried: Sequence[int], weights: Tensor, candidates: dict[int, _Candidate]) -> int:
+    candidates: dict[int, _Candidate] = {}
+
+    def best(tried: Iterable[int], weights: Tensor) -> int:
         for index in tried:
-            candidates[index] = candidate(strengths[index], weights)
-            weights = candidates[index].weights
+            if 0 <= index < len(strengths) and index not in candidates:
+                candidates[index] = candidate(strengths[index], weights)
+                weights = candidates[index].weights
         return max(candidates, key=lambda index: float(candidates[index].log_likelihood))
 
-    candidates: dict[int, _Candidate] = {}
-    # Many rows leave little doubt about the ridge: every other strength, then those beside the likeliest.
-    if count <= rows.problem.width:
-        return candidates[best(range(len(strengths)), weights, candidates)]
-    middle = best(range(0, len(strengths), 2), weights, candidates)
-    beside = [index for index in (middle - 1, middle + 1) if 0 <= index < len(strengths)]
-    return candidates[best(beside, candidates[middle].weights, candidates)]
+    every = range(len(strengths))
+    if begin_at is not None:
+        place = best([strengths.index(begin_at)], weights)
+    elif count <= rows.problem.width:
+        return candidates[best(every, weights)]
+    else:  # many rows leave little doubt about the ridge: every other one, then those beside the likeliest
+        place = best(every[::2], weights)
+    while (better := best((place - 1, place + 1), candidates[place].weights)) != place:
+        place = better
+    return candidates[place]
 
 
 def _by_fold(
