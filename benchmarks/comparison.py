@@ -3,9 +3,10 @@
 On the embedded base: (i) float32 against int4, (ii) the base against a copy that was fine-tuned on the
 texts of scikit-learn's data sets, (iii) two wordings of a question. Every individual answers every prompt on
 both sides; the figure is Var(A − B)/(Var A + Var B) within prompts, 1 for strangers, with a bootstrap
-interval over individuals. The base comes from 4 bits, so its int4 *is* its float32 to the last bits: that is
-measured on one block of individuals, and (i) for the same function with its weights moved off that grid,
-at int8 too.
+interval over individuals. The base comes from 4 bits, so its int4 *is* its float32 to the last bits; (i) is
+therefore also measured for the same function with its weights moved off that grid, at int8 too, on fewer
+individuals. Training calibrates the gain κ again: "equal noise" is the copy at the temperature at which
+noise moves its causes as far as the base's (``compare --noise equal``).
 "independent" pairs each individual of A with the next one of B, from the same texts. The coverage of the
 intervals, at the end and after looking, is simulated with known differences.
 
@@ -30,7 +31,7 @@ from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.comparison import Judge, Said
 from causal_qwen.counterfactual.comparison.scores import PLAIN
 from causal_qwen.counterfactual.comparison.sequential import Design, planned_looks
-from causal_qwen.counterfactual.comparison.speakers import speak
+from causal_qwen.counterfactual.comparison.speakers import CausalTalker, speak
 from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, student
 from causal_qwen.decoder import Engine
 from causal_qwen.individual import Individual
@@ -52,13 +53,15 @@ COMPARISONS = {
     "wording": "two wordings of a question",
 }
 GUMBEL, COOLER, DEFAULT = "gumbel", "gumbel@0.7", "0.2"
+EQUAL = "="  # behind individuals: the other side's noise is made equal
+FEWER = 80  # individuals off the grid
 BLOCK = 40  # individuals whose texts are made together and kept in one file; native code takes up to 48
 OPTIONS = {
     "base": BASE,
     "individuals": Option("who answer every prompt", 200, smoke=3, quick=6),
     "prompts": Option("questions", len(TOPICS), smoke=2, quick=3),
     "tokens": Option("per text", 24, smoke=4, quick=8),
-    "persistences": Option("of individuals", (0.0, 0.2, 0.5), smoke=(0.2,), quick=(0.2,)),
+    "persistences": Option("of individuals", (0.2, 0.5), smoke=(0.2,), quick=(0.2,)),
     "steps": Option("of fine-tuning", 60, smoke=1, quick=2),
     "simulations": Option("of comparisons with a known difference", 1000, smoke=20, quick=200),
     "work": Option("directory that keeps texts and the fine-tuned copy", "", smoke=""),
@@ -72,15 +75,19 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         work.mkdir(parents=True, exist_ok=True)
         texts = Texts(arguments, work)
         # Softmax at T = 1 has far more nats than individuals as they come; at 0.7 about as many.
-        every = [*map(str, arguments.persistences), GUMBEL, COOLER]
+        people = [str(rho) for rho in arguments.persistences]
+        every = [*people, GUMBEL, COOLER]
         # Persistence matters where texts drift apart; elsewhere the default will do.
-        couplings = {name: every if name == "tuned" else [DEFAULT, GUMBEL] for name in COMPARISONS}
+        couplings = {name: [DEFAULT, GUMBEL] for name in COMPARISONS} | {
+            "tuned": [*people, *(rho + EQUAL for rho in people), GUMBEL, COOLER],
+            "wording": every,
+        }
         tasks = [
             (start, side, coupling)
             for start in range(0, arguments.individuals, BLOCK)
             for side in ("base", *COMPARISONS)
             for coupling in couplings.get(side, every)
-            if side != "grid" or start == 0
+            if start < texts.asked(side)
         ]
         for start, side, coupling in watched(tasks, "texts"):
             texts.block(side, coupling, start)
@@ -100,7 +107,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _figures(texts: Texts, name: str, coupling: str, score: str, *, shift: int = 0) -> dict[str, Any]:
     other = texts.scores(name, coupling, score)
-    one = texts.scores("base", coupling, score)[: len(other)]
+    one = texts.scores("base", coupling.removesuffix(EQUAL), score)[: len(other)]
     found = estimate(one, np.roll(other, -shift, axis=0), seen=one.size, level=0.95)
     return {name: getattr(found, name) for name in KEPT}
 
@@ -128,19 +135,22 @@ class Texts:
         if file.is_file():
             kept: dict[str, list[list[float]]] = json.loads(file.read_text(encoding="utf-8"))["scores"]
             return kept
+        speaker, wording = SIDES[side](self)
+        prompts = [wording.format(topic) for topic in TOPICS[: asked.prompts]]
         who, temperature = _parts(coupling)
+        if coupling.endswith(EQUAL):
+            widths = [CausalTalker(one).noise_width(prompts) for one in (self.base(), speaker)]
+            temperature = widths[0] / widths[1]
         law: dict[str, Any] = (
             {"mode": "compatible", "sample": True}
             if who == GUMBEL
             else {"mode": "causal", "persistence": float(who)}
         )
         settings = Settings(max_new_tokens=asked.tokens, top_k=0, temperature=temperature, **law)
-        speaker, wording = SIDES[side](self)
         people = [Individual(start + index) for index in range(count)]
         columns: dict[str, list[list[float]]] = {score: [] for score in SCORES}
         kept_texts = []
-        for topic in TOPICS[: asked.prompts]:
-            prompt = wording.format(topic)
+        for prompt in prompts:
             answers = speak(speaker, [prompt] * count, settings, people)
             said = [
                 Said(prompt, answer, side, person.seed)
@@ -160,8 +170,13 @@ class Texts:
 
     def scores(self, side: str, coupling: str, score: str) -> Any:
         """(individuals, prompts)."""
-        blocks = range(0, self.arguments.individuals, BLOCK)[: 1 if side == "grid" else None]
+        blocks = range(0, self.asked(side), BLOCK)
         return np.concatenate([np.array(self.block(side, coupling, start)[score]) for start in blocks])
+
+    def asked(self, side: str) -> int:
+        """How many individuals answer on a side."""
+        asked: int = self.arguments.individuals
+        return min(asked, FEWER) if side in ("int4", "int8") else asked
 
     @functools.cached_property
     def grid(self) -> Speaker:
@@ -325,13 +340,15 @@ def tables(record: Record) -> list[Table]:
 
 def _parts(coupling: str) -> tuple[str, float]:
     """Who draws, and the temperature: "0.5@2" are individuals with ρ = 0.5 at T = 2."""
-    who, _, temperature = coupling.partition("@")
+    who, _, temperature = coupling.removesuffix(EQUAL).partition("@")
     return who, float(temperature or 1.0)
 
 
 def _coupling(name: str) -> str:
     who, temperature = _parts(name)
-    return f"{'Gumbel' if who == GUMBEL else f'individual, ρ = {float(who):g}'}, T = {temperature:g}"
+    if who == GUMBEL:
+        return f"Gumbel, T = {temperature:g}"
+    return f"individual, ρ = {float(who):g}{', equal noise' if name.endswith(EQUAL) else ''}"
 
 
 def _row(scores: dict[str, dict[str, Any]]) -> tuple[str, ...]:

@@ -60,6 +60,13 @@ def command(
         Literal["individual", "gumbel", "independent"] | None,
         typer.Option(help="What the sides share; individual, or gumbel where a model is not a causal one."),
     ] = None,
+    noise: Annotated[
+        Literal["own", "equal"],
+        typer.Option(
+            help="equal: the other side's temperature is set so that an individual moves its causes as far "
+            "as on this side; training calibrates a gain of its own."
+        ),
+    ] = "own",
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Look before the end, and stop when it is clear.")
     ] = False,
@@ -143,6 +150,11 @@ def command(
     from causal_qwen.counterfactual.comparison.speakers import talker_of
     from causal_qwen.prompting import Asking, Settings
 
+    if noise == "equal" and against_temperature is not None:
+        raise ValueError(
+            f"--noise equal sets the other side's temperature, and --against-temperature is "
+            f"{against_temperature:g}; give one of them"
+        )
     settings = Settings(
         mode=mode, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         persistence=persistence, density_floor=density_floor, stop=tuple(stop or ()),
@@ -204,7 +216,7 @@ def command(
             a = Side(one, [request.prompt for request in asked], settings, name, rows)
             b = Side(two, [request.prompt for request in asked_against], against, rival, rows)
             plan: dict[str, Any] = {
-                "individuals": individuals, "scores": scores, "seed": seed,
+                "individuals": individuals, "scores": scores, "seed": seed, "noise": noise,
                 "coupling": coupling or ("individual" if causal else "gumbel"),
                 "batch_size": max(batch_size, MANY) if many else batch_size,
             }  # fmt: skip

@@ -20,9 +20,10 @@ from causal_qwen.data import Prompt
 from causal_qwen.individual import SEEDS, Individual
 from causal_qwen.prompting import Settings, Speaker
 
-__all__ = ["BATCH", "Comparison", "Coupling", "Outline", "Pair", "Side"]
+__all__ = ["BATCH", "Comparison", "Coupling", "Noise", "Outline", "Pair", "Side"]
 
 Coupling = Literal["individual", "gumbel", "independent"]
+Noise = Literal["own", "equal"]
 BATCH = 32  # texts at a time: on the CPU the fastest, and native code takes up to 48
 
 
@@ -109,6 +110,8 @@ class Comparison:
         individuals: How many answer every prompt.
         scores: `Score`s, or their names.
         coupling: "individual", "gumbel" or "independent".
+        noise: "own" leaves both sides as they come; "equal" sets the temperature of B so that an individual
+            moves the cause as far there as on side A, where calibration has given the models other gains κ.
         seed: Of the first individual; the others follow.
         batch_size: Texts at a time.
         looks: Individuals at each look, the last is all of them; () looks at the end only.
@@ -126,6 +129,7 @@ class Comparison:
         individuals: int,
         scores: Sequence[Score | str] = ("length",),
         coupling: Coupling = "individual",
+        noise: Noise = "own",
         seed: int = 0,
         batch_size: int = BATCH,
         looks: tuple[int, ...] = (),
@@ -133,6 +137,10 @@ class Comparison:
     ) -> None:
         if coupling not in get_args(Coupling):
             raise ValueError(f"coupling is {coupling!r}; choose one of {', '.join(get_args(Coupling))}")
+        if noise not in get_args(Noise) or (noise == "equal" and coupling != "individual"):
+            raise ValueError(
+                f"noise is {noise!r} with coupling {coupling!r}; choose 'own', or 'equal' with 'individual'"
+            )
         if individuals < 2:
             raise ValueError(f"individuals is {individuals}; an interval needs at least 2")
         if not 0 <= seed <= SEEDS - 2 * individuals:
@@ -154,6 +162,8 @@ class Comparison:
         if coupling == "individual":
             check_cause_space(a.talker, b.talker)
         self.a, self.b = (replace(side, settings=self._settings(side)) for side in (a, b))
+        if noise == "equal":
+            self.b = _as_noisy(self.b, self.a)
         for side in (self.a, self.b):
             for prompt in side.prompts:
                 side.talker.check(prompt, side.settings)
@@ -263,6 +273,24 @@ class Comparison:
                 for side in (self.a, self.b)
             ],
         }
+
+
+def _as_noisy(side: Side, other: Side) -> Side:
+    """A side at the temperature at which noise moves its causes as far as the other's.
+
+    Raises:
+        ValueError: If a model does not say how far that is.
+    """
+    own, wanted = (talker_of(one.talker).noise_width(one.prompts) for one in (side, other))
+    if not own or not wanted:
+        raise ValueError(
+            "noise 'equal' needs causes on both sides that noise moves, and an engine that shows them; "
+            "give the other temperature yourself, or noise 'own'"
+        )
+    asked = 1.0 if other.settings.temperature is None else other.settings.temperature
+    temperature = asked * wanted / own
+    name = f"{side.name or 'B'}, temperature {temperature:.3g}"
+    return replace(side, settings=replace(side.settings, temperature=temperature), name=name)
 
 
 def _spoken(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from causal_qwen.counterfactual.comparison.plan import (
     BATCH,
     Comparison,
     Coupling,
+    Noise,
     Outline,
     Pair,
     Side,
@@ -94,6 +95,7 @@ def compare(
     individuals: int = 100,
     scores: Sequence[Score | str] = ("length",),
     coupling: Coupling = "individual",
+    noise: Noise = "own",
     seed: int = 0,
     sequential: bool = False,
     looks: int = 5,
@@ -113,6 +115,8 @@ def compare(
         scores: `Score`s or their names; the first one is what the comparison is about.
         coupling: "individual" (the same noise in cause space), "gumbel" (the same Gumbel per token, for any
             model with logits) or "independent" (strangers).
+        noise: "own", each side's as it comes, or "equal": B's temperature is set so that an individual moves
+            its causes as far as A's, whatever gains κ calibration has given the models.
         seed: Of the first individual.
         sequential: Whether to look before the end, and stop once the interval excludes 0 or is narrow enough.
         looks: How often, the end included.
@@ -132,6 +136,7 @@ def compare(
         individuals=individuals,
         scores=scores,
         coupling=coupling,
+        noise=noise,
         seed=seed,
         batch_size=batch_size,
         looks=planned_looks(individuals, looks) if sequential else (),

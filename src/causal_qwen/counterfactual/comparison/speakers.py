@@ -28,8 +28,9 @@ from transformers import (
 
 from causal_qwen.context import check_context
 from causal_qwen.counterfactual.comparison.gumbel import Keys, gumbel_choice, text_ends, token_keys
-from causal_qwen.data import Prompt
+from causal_qwen.data import Prompt, prompt_batch
 from causal_qwen.decoder.packed import MATRICES
+from causal_qwen.generation.settings import resolve
 from causal_qwen.individual import Individual
 from causal_qwen.kernels.products import Matrix
 from causal_qwen.native_model import NativeModel
@@ -42,6 +43,7 @@ __all__ = ["CausalTalker", "PlainSpeaker", "Talker", "check_cause_space", "speak
 ROWS_COMPARED = 512  # of W, where two models are asked whether their causes mean the same
 LEAST_COSINE = 0.5  # half of these rows' pairs; unrelated models of the same size have 0
 ENTRIES_HASHED = 64  # of each tensor
+PROMPTS_MEASURED = 32  # behind which the width of noise is taken
 
 
 class Talker(Protocol):
@@ -71,6 +73,10 @@ class Talker(Protocol):
 
     def cause_weights(self) -> Matrix | None:
         """W, whose columns are the directions of causes; None where the model has none."""
+        ...
+
+    def noise_width(self, prompts: Sequence[Prompt]) -> float | None:
+        """How far noise moves the cause at T = 1 behind these prompts; None where nobody can tell."""
         ...
 
 
@@ -122,6 +128,18 @@ class CausalTalker:
             assert engine is not None  # it has no other weights
             return engine.weights.head
         return Matrix(model.lm_head.weight.detach())
+
+    @torch.no_grad()
+    def noise_width(self, prompts: Sequence[Prompt]) -> float | None:
+        """κ·(scale_U + |b_noise|), the median over positions and dimensions."""
+        model: Any = self.speaker.model
+        scales = []
+        for prompt in prompts[:PROMPTS_MEASURED]:
+            batch = prompt_batch(self.speaker.processor, [prompt], model.device)
+            U = model.causes(batch, self.speaker.engine).U
+            scales.append(model.action.exogenous(U).scale.flatten())
+        gain: float = resolve(model, noise_gain=None)["noise_gain"]
+        return gain * float(torch.cat(scales).median())
 
 
 class PlainSpeaker:
@@ -197,6 +215,10 @@ class PlainSpeaker:
 
     def cause_weights(self) -> Matrix | None:
         """None: logits are all that it has."""
+        return None
+
+    def noise_width(self, prompts: Sequence[Prompt]) -> float | None:
+        """None: it has no causes."""
         return None
 
     def _answer(self, tokens: list[int], settings: Settings) -> Answer:

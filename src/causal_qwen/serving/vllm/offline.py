@@ -147,6 +147,10 @@ class VllmSpeaker(_Engine):
         tensors = CheckpointTensors(self.directory, torch.float32)
         return Matrix(tensors["lm_head.weight" if "lm_head.weight" in tensors else "embed_tokens.weight"])
 
+    def noise_width(self, prompts: Sequence[Prompt]) -> float | None:
+        """None: vLLM gives no hidden states, by which causes are inferred."""
+        return None
+
     def _answers(
         self,
         prompts: Sequence[Prompt],
