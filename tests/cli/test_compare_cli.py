@@ -110,3 +110,14 @@ def test_settings_of_a_single_prompt_are_refused(run, tmp_path):
     file.write_text('{"prompt": "a", "temperature": 0.5}\n', encoding="utf-8")
     result = run("ours", "--prompts", file)
     assert "one for each side" in str(result.exception)
+
+
+def test_noise_is_made_equal_and_told(run, directories):
+    words = ["ours", "--prompts", directories / "prompts.jsonl", "-n", 4, "--noise", "equal", "--json"]
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert figures["b"] == "ours, temperature 1"
+    assert figures["difference"] == 0
+    refused = run(*words, "--against-temperature", 2)
+    assert "--noise equal sets the other side's temperature" in str(refused.exception)
