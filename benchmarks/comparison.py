@@ -1,9 +1,9 @@
 """How many samples does a comparison on the same individuals save, against strangers and Gumbel noise?
 
 On the embedded base: (i) float32 against int4, (ii) the base against a copy that was fine-tuned on the
-texts of scikit-learn's data sets, (iii) two wordings of a question. Every individual answers every prompt on
-both sides; the figure is Var(A − B)/(Var A + Var B) within prompts, 1 for strangers, with a bootstrap
-interval over individuals. The base comes from 4 bits, so its int4 *is* its float32 to the last bits; (i) is
+texts of scikit-learn's data sets, (iii) two wordings of a question. Every prompt has individuals of its own,
+who answer on both sides; the figure is Var(A − B)/(Var A + Var B) within prompts, 1 for strangers, with a
+bootstrap interval. The base comes from 4 bits, so its int4 *is* its float32 to the last bits; (i) is
 therefore also measured for the same function with its weights moved off that grid, at int8 too, on fewer
 individuals. Training calibrates the gain κ again: "equal noise" is the copy at the temperature at which
 noise moves its causes as far as the base's (``compare --noise equal``).
@@ -32,7 +32,7 @@ from causal_qwen.counterfactual.comparison import Judge, Said
 from causal_qwen.counterfactual.comparison.scores import PLAIN
 from causal_qwen.counterfactual.comparison.sequential import Design, planned_looks
 from causal_qwen.counterfactual.comparison.speakers import CausalTalker, speak
-from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, student
+from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, mean_difference
 from causal_qwen.decoder import Engine
 from causal_qwen.individual import Individual
 from causal_qwen.prompting import Settings, Speaker
@@ -55,6 +55,7 @@ COMPARISONS = {
 GUMBEL, COOLER, DEFAULT = "gumbel", "gumbel@0.7", "0.2"
 EQUAL = "="  # behind individuals: the other side's noise is made equal
 FEWER = 80  # individuals off the grid
+SEEDS_APART = 1_000_000  # first individuals of neighbouring prompts
 BLOCK = 40  # individuals whose texts are made together and kept in one file; native code takes up to 48
 OPTIONS = {
     "base": BASE,
@@ -147,10 +148,10 @@ class Texts:
             else {"mode": "causal", "persistence": float(who)}
         )
         settings = Settings(max_new_tokens=asked.tokens, top_k=0, temperature=temperature, **law)
-        people = [Individual(start + index) for index in range(count)]
         columns: dict[str, list[list[float]]] = {score: [] for score in SCORES}
         kept_texts = []
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
+            people = [Individual(number * SEEDS_APART + start + index) for index in range(count)]
             answers = speak(speaker, [prompt] * count, settings, people)
             said = [
                 Said(prompt, answer, side, person.seed)
@@ -262,34 +263,31 @@ def leave_the_grid(model: Any) -> None:
         mlp.down_proj.weight /= scale
 
 
-# Differences of individuals with mean 0 and a scale near 1: light, heavy and skewed tails, and rare ones.
-LAWS: dict[str, Callable[[Any, int], Any]] = {
-    "normal": lambda draw, n: draw.normal(size=n),
-    "Student, 3 degrees": lambda draw, n: draw.standard_t(3, n) / 1.7,
-    "Student, 2 degrees": lambda draw, n: draw.standard_t(2, n) / 2.5,
-    "log-normal, mean of 10": lambda draw, n: (
-        (np.exp(draw.normal(size=(n, 10))) - np.exp(0.5)).mean(1) / 0.68
-    ),
-    "right or wrong, mean of 10": lambda draw, n: (
-        (draw.choice([-1, 0, 1], (n, 10), p=[0.03, 0.9, 0.07]).mean(1) - 0.04) / 0.1
-    ),
+# Differences of pairs with mean 0 and a scale near 1: light, heavy and skewed tails, and rare ones.
+LAWS: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
+    "normal": lambda draw, shape: draw.normal(size=shape),
+    "Student, 3 degrees": lambda draw, shape: draw.standard_t(3, shape) / 1.7,
+    "Student, 2 degrees": lambda draw, shape: draw.standard_t(2, shape) / 2.5,
+    "log-normal": lambda draw, shape: (np.exp(draw.normal(size=shape)) - np.exp(0.5)) / 2.16,
+    "right or wrong": lambda draw, shape: (draw.choice([-1, 0, 1], shape, p=[0.03, 0.9, 0.07]) - 0.04) / 0.31,
 }
-SIMULATED, LOOKS, SHIFTS = 100, 5, (0.0, 0.3)
+SIMULATED = (100, 10)  # individuals for each prompt, and prompts
+LOOKS, SHIFTS = 5, (0.0, 0.1)
 
 
 def coverage(simulations: int) -> dict[str, Any]:
     """Share of intervals that hold a known difference, at the end and after looking."""
-    draw, design = np.random.default_rng(0), Design(planned_looks(SIMULATED, LOOKS))
+    draw, design = np.random.default_rng(0), Design(planned_looks(SIMULATED[0], LOOKS))
     rows = {}
     for law, drawn in LAWS.items():
         for shift in SHIFTS:
             fixed = sequential = individuals = 0
             for _ in range(simulations):
                 values = drawn(draw, SIMULATED) + shift
-                interval = student(values, 0.95)[2]
+                interval = mean_difference(values, crossed=False).interval(0.95)
                 fixed += interval.lower <= shift <= interval.upper
                 for index, count in enumerate(design.looks):
-                    look = design.look(index, values[:count])
+                    look = design.look(index, mean_difference(values[:count], crossed=False))
                     if look.significant:
                         break
                 sequential += look.interval.lower <= shift <= look.interval.upper
@@ -333,8 +331,10 @@ def tables(record: Record) -> list[Table]:
         )
         for row in record.figures["coverage"].values()
     ]  # fmt: skip
-    columns = ("differences", "at the end", "after looking", "individuals")
-    shown.append(Table("Coverage of 95% intervals", columns, rows))
+    columns = ("differences of pairs", "at the end", "after looking", "individuals a prompt")
+    people, prompts = SIMULATED
+    title = f"Coverage of 95% intervals, {people} individuals for each of {prompts} prompts"
+    shown.append(Table(title, columns, rows))
     return shown
 
 

@@ -69,7 +69,19 @@ def test_strangers_are_not_coupled(speaker):
     result = compare(side(speaker), side(speaker), individuals=8, scores=["length"], coupling="independent")
     assert result.first.differing > 4
     seeds = {(pair.a["individual"], pair.b["individual"]) for pair in result.extremes}
-    assert all(other - one == 8 for one, other in seeds)
+    assert all(other - one == 8 * len(PROMPTS) for one, other in seeds), "nobody answers twice"
+
+
+def test_each_prompt_has_individuals_of_its_own_unless_crossed(speaker):
+    sides = side(speaker), side(speaker, prompts=[f"{prompt}!" for prompt in PROMPTS])
+    own, crossed = (
+        list(Comparison(*sides, individuals=3, crossed=crossed).pairs()) for crossed in (False, True)
+    )
+    assert all(pair.a["individual"] == pair.b["individual"] for pair in [*own, *crossed])
+    assert sorted(pair.a["individual"] for pair in own) == list(range(6))
+    assert sorted(pair.a["individual"] for pair in crossed) == [0, 0, 1, 1, 2, 2]
+    one, other = (Comparison(*sides, individuals=3, crossed=crossed).facts() for crossed in (False, True))
+    assert one != other, "a file of one is not continued by the other"
 
 
 def test_the_noise_belongs_to_the_index_of_the_token_not_to_the_prompt(speaker):

@@ -6,7 +6,7 @@ from scipy import stats
 
 from causal_qwen.counterfactual.comparison.ranking import rank
 from causal_qwen.counterfactual.comparison.sequential import Design, planned_looks
-from causal_qwen.counterfactual.comparison.statistics import Tally, estimate, student, units
+from causal_qwen.counterfactual.comparison.statistics import Mean, Tally, estimate, mean_difference, units
 
 RUNS = 600  # a coverage of 95% then lies within 92.8% and 97.2% in 99 of 100 cases
 LAWS = {
@@ -31,7 +31,7 @@ def test_the_interval_at_the_end_covers(law):
     draw = np.random.default_rng(1)
     hits = 0
     for _ in range(RUNS):
-        interval = student(LAWS[law](draw, 100) + 0.3, 0.95)[2]
+        interval = Mean.of(LAWS[law](draw, 100) + 0.3).interval(0.95)
         hits += interval.lower <= 0.3 <= interval.upper
     assert 0.925 <= hits / RUNS <= 0.98
 
@@ -41,15 +41,46 @@ def test_the_interval_counts_that_an_individual_answers_every_prompt():
     draw, hits, naive = np.random.default_rng(2), 0, 0
     for _ in range(RUNS):
         a, b = paired(draw)
-        interval = student(units(a - b), 0.95)[2]
+        interval = mean_difference(a - b, crossed=True).interval(0.95)
         hits += interval.lower <= 0.5 <= interval.upper
-        over_pairs = student((a - b).ravel(), 0.95)[2]
+        over_pairs = mean_difference(a - b, crossed=False).interval(0.95)
         naive += over_pairs.lower <= 0.5 <= over_pairs.upper
     assert 0.93 <= hits / RUNS <= 0.97
     assert naive / RUNS < 0.9
-    found = estimate(a, b, seen=a.size, level=0.95)
+    found = estimate(a, b, seen=a.size, level=0.95, crossed=True)
     assert (found.lower, found.upper) == interval
     assert found.design_effect > 1.2
+    # What strangers would need is counted by the precision that there is, not by the pairs alone.
+    variance = np.var(a, axis=0, ddof=1).mean() + np.var(b, axis=0, ddof=1).mean()
+    assert found.independent_pairs == pytest.approx(variance / found.standard_error**2)
+
+
+@pytest.mark.parametrize("individuals", [3, 40])
+def test_where_every_prompt_has_its_own_individuals_prompts_are_strata(individuals):
+    """With few individuals and many prompts the interval is far narrower than one over few units."""
+    draw, hits, widths = np.random.default_rng(12), 0, []
+    noise = np.array([0.2, 1.0, 3.0, 1.0])  # of each prompt
+    for _ in range(RUNS):
+        difference = draw.normal(size=(individuals, 4)) * noise + 0.5 + np.array([2, -2, 1, -1])
+        interval = mean_difference(difference, crossed=False).interval(0.95)
+        hits += interval.lower <= 0.5 <= interval.upper
+        over_units = mean_difference(difference, crossed=True).interval(0.95)
+        widths.append((interval.upper - interval.lower) / (over_units.upper - over_units.lower))
+    assert 0.93 <= hits / RUNS <= 0.975
+    assert np.median(widths) < (0.85 if individuals == 3 else 1.01)
+
+
+def test_one_prompt_is_welch_with_one_group():
+    values = np.random.default_rng(13).normal(size=(30, 1))
+    values[3] = np.nan
+    mean = mean_difference(values, crossed=False)
+    assert mean == pytest.approx(Mean.of(values[np.isfinite(values)]))
+    two = np.column_stack([values[:, 0], -np.roll(values[:, 0] ** 2, 1)])
+    halves = [column[np.isfinite(column)] for column in two.T]
+    expected = stats.ttest_ind(halves[0], -halves[1], equal_var=False)  # of the sum: twice the mean
+    found = mean_difference(two, crossed=False)
+    assert found.freedom == pytest.approx(expected.df)
+    assert found.value / found.error == pytest.approx(expected.statistic)
 
 
 @pytest.mark.parametrize("law", ["normal", "heavy"])
@@ -60,7 +91,7 @@ def test_the_interval_after_looking_covers(law, shift):
     for _ in range(runs):
         values = LAWS[law](draw, 60) + shift
         for index, count in enumerate(design.looks):
-            look = design.look(index, values[:count])
+            look = design.look(index, Mean.of(values[:count]))
             if look.significant:
                 break
         hits += look.interval.lower <= shift <= look.interval.upper
@@ -80,9 +111,10 @@ def test_boundaries_spend_alpha_and_no_more():
 
 def test_one_look_is_the_plain_interval():
     values = np.random.default_rng(5).normal(size=30)
-    look = Design((30,)).look(0, values)
-    assert look.interval == pytest.approx(student(values, 0.95)[2], abs=1e-4)
-    assert look.repeated == pytest.approx(student(values, 0.95)[2], abs=1e-4)
+    mean = Mean.of(values)
+    look = Design((30,)).look(0, mean)
+    assert look.interval == pytest.approx(mean.interval(0.95), abs=1e-4)
+    assert look.repeated == pytest.approx(mean.interval(0.95), abs=1e-4)
 
 
 def test_too_few_to_look():

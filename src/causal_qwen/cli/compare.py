@@ -46,7 +46,7 @@ def command(
     ] = None,
     against_prompt: Annotated[list[str] | None, typer.Option(help=f"A prompt {Against}")] = None,
     individuals: Annotated[
-        int, typer.Option("--individuals", "-n", help="Who answer every prompt.", min=2)
+        int, typer.Option("--individuals", "-n", help="Who answer each prompt.", min=2)
     ] = 50,
     score: Annotated[
         list[str] | None,
@@ -67,6 +67,12 @@ def command(
             "as on this side; training calibrates a gain of its own."
         ),
     ] = "own",
+    crossed: Annotated[
+        bool,
+        typer.Option(
+            "--crossed", help="The same individuals answer every prompt, instead of others for each of them."
+        ),
+    ] = False,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Look before the end, and stop when it is clear.")
     ] = False,
@@ -192,7 +198,8 @@ def command(
         note("both sides are the same: all differences will be 0")
 
     if processes > 1 and output is not None:
-        outline = Outline(individuals, len(asked), tuple(specs), coupling or "individual", names[0])
+        coupled = coupling or "individual"
+        outline = Outline(individuals, len(asked), tuple(specs), coupled, names[0], crossed=crossed)
         results = [conclude(outline, _pairs(output, processes), width=width, level=level)]
     else:
         part, many = Shard.read(shard), engine == "vllm"
@@ -216,7 +223,8 @@ def command(
             a = Side(one, [request.prompt for request in asked], settings, name, rows)
             b = Side(two, [request.prompt for request in asked_against], against, rival, rows)
             plan: dict[str, Any] = {
-                "individuals": individuals, "scores": scores, "seed": seed, "noise": noise,
+                "individuals": individuals, "scores": scores, "seed": seed,
+                "noise": noise, "crossed": crossed,
                 "coupling": coupling or ("individual" if causal else "gumbel"),
                 "batch_size": max(batch_size, MANY) if many else batch_size,
             }  # fmt: skip
@@ -228,7 +236,7 @@ def command(
     if report is not None:
         write_report(results[0], report)
         note(f"report: {report}")
-    ranking = _ranking(results, specs[0], level) if len(results) > 1 else None
+    ranking = _ranking(results, specs[0], level, crossed) if len(results) > 1 else None
     if as_json:
         more = {} if ranking is None else {"others": [result.to_dict() for result in results[1:]]}
         print_json(results[0].to_dict() | more | ({} if ranking is None else {"ranking": ranking.to_dict()}))
@@ -287,7 +295,7 @@ def _pairs(output: Path, processes: int) -> Iterator[Pair]:
         yield Pair(**line)
 
 
-def _ranking(results: list[ComparisonResult], score: str, level: float) -> Ranking:
+def _ranking(results: list[ComparisonResult], score: str, level: float, crossed: bool) -> Ranking:
     """All models by the first score; the first model's texts are the same in every comparison.
 
     Raises:
@@ -303,7 +311,7 @@ def _ranking(results: list[ComparisonResult], score: str, level: float) -> Ranki
     matrices = {results[0].names[0]: results[0].matrices[score][0]}
     for result in results:
         matrices[result.names[1]] = result.matrices[score][1]
-    return rank(matrices, level=level)
+    return rank(matrices, level=level, crossed=crossed)
 
 
 def _show_ranking(ranking: Ranking) -> None:

@@ -76,12 +76,13 @@ class Outline:
     """What is known of a comparison without its models: enough to conclude from its pairs.
 
     Args:
-        individuals: How many answer every prompt.
+        individuals: How many answer each prompt.
         prompts: How many there are.
         scores: Their names; the first one is what the comparison is about.
         coupling: "individual", "gumbel" or "independent".
         names: Of the sides.
         looks: Individuals at each look, the last is all of them; () looks at the end only.
+        crossed: Whether the same individuals answer every prompt.
     """
 
     individuals: int
@@ -90,6 +91,7 @@ class Outline:
     coupling: Coupling
     names: tuple[str, str]
     looks: tuple[int, ...] = ()
+    crossed: bool = False
 
     @property
     def total(self) -> int:
@@ -98,7 +100,7 @@ class Outline:
 
     def tally(self) -> Tally:
         """An empty one for these pairs."""
-        return Tally(self.individuals, self.prompts, self.scores)
+        return Tally(self.individuals, self.prompts, self.scores, crossed=self.crossed)
 
 
 class Comparison:
@@ -107,11 +109,12 @@ class Comparison:
     Args:
         a: Side A.
         b: Side B, with as many prompts.
-        individuals: How many answer every prompt.
+        individuals: How many answer each prompt.
         scores: `Score`s, or their names.
         coupling: "individual", "gumbel" or "independent".
         noise: "own" leaves both sides as they come; "equal" sets the temperature of B so that an individual
             moves the cause as far there as on side A, where calibration has given the models other gains κ.
+        crossed: Whether the same individuals answer every prompt; otherwise each prompt has its own.
         seed: Of the first individual; the others follow.
         batch_size: Texts at a time.
         looks: Individuals at each look, the last is all of them; () looks at the end only.
@@ -130,6 +133,7 @@ class Comparison:
         scores: Sequence[Score | str] = ("length",),
         coupling: Coupling = "individual",
         noise: Noise = "own",
+        crossed: bool = False,
         seed: int = 0,
         batch_size: int = BATCH,
         looks: tuple[int, ...] = (),
@@ -143,7 +147,8 @@ class Comparison:
             )
         if individuals < 2:
             raise ValueError(f"individuals is {individuals}; an interval needs at least 2")
-        if not 0 <= seed <= SEEDS - 2 * individuals:
+        people = individuals * (1 if crossed else len(a.prompts))
+        if not 0 <= seed <= SEEDS - 2 * people:
             raise ValueError(f"seed is {seed}; with those that follow it must lie within 0 and 2**64 - 1")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -158,6 +163,7 @@ class Comparison:
         if not names or len(set(names)) < len(names):
             raise ValueError(f"scores are {', '.join(names) or 'none'}; give at least one, each once")
         self.coupling, self.individuals, self.seed = coupling, individuals, seed
+        self.crossed, self._people = crossed, people
         self.batch_size, self.looks, self.step = batch_size, looks or (individuals,), step
         if coupling == "individual":
             check_cause_space(a.talker, b.talker)
@@ -189,7 +195,10 @@ class Comparison:
         """What is left without the models."""
         scores = tuple(score.name for score in self.scores)
         names = (self.a.name or "A", self.b.name or "B")
-        return Outline(self.individuals, len(self.a.prompts), scores, self.coupling, names, self.looks)
+        prompts = len(self.a.prompts)
+        return Outline(
+            self.individuals, prompts, scores, self.coupling, names, self.looks, crossed=self.crossed
+        )
 
     @property
     def total(self) -> int:
@@ -236,8 +245,9 @@ class Comparison:
                 yield first, min(first + self.batch_size, end)
 
     def _texts(self, side: Side, places: Sequence[tuple[int, int]], letter: str) -> list[Said]:
-        strangers = self.individuals if self.coupling == "independent" and letter == "b" else 0
-        people = [Individual(self.seed + strangers + person) for person, _ in places]
+        first = self.seed + (self._people if self.coupling == "independent" and letter == "b" else 0)
+        apart = 0 if self.crossed else self.individuals
+        people = [Individual(first + prompt * apart + person) for person, prompt in places]
         prompts = [side.prompts[prompt] for _, prompt in places]
         answers = speak(side.talker, prompts, side.settings, people)
         rows = [side.rows[prompt] if side.rows else {} for _, prompt in places]
@@ -256,6 +266,7 @@ class Comparison:
             "kind": "causal-qwen comparison",
             "coupling": self.coupling,
             "individuals": self.individuals,
+            "crossed": self.crossed,
             "seed": self.seed,
             "scores": [score.name for score in self.scores],
             "batch_size": self.batch_size,

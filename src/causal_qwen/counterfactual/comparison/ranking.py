@@ -56,8 +56,13 @@ class Ranking:
         }
 
 
-def rank(scores: Mapping[str, Matrix], *, level: float = 0.95) -> Ranking:
+def rank(scores: Mapping[str, Matrix], *, level: float = 0.95, crossed: bool = False) -> Ranking:
     """Every two of several sides, by scores (individuals, prompts) of the same individuals; NaN is missing.
+
+    Args:
+        scores: By the name of the side.
+        level: Of all intervals.
+        crossed: Whether the same individuals answer every prompt.
 
     Raises:
         ValueError: If there are fewer than two.
@@ -70,7 +75,9 @@ def rank(scores: Mapping[str, Matrix], *, level: float = 0.95) -> Ranking:
         both = np.isfinite(scores[one]) & np.isfinite(scores[other])
         ours, theirs = scores[one][both], scores[other][both]
         wins[one, other] = (float((ours > theirs).mean()), float((theirs > ours).mean()))
-        pairwise[one, other] = estimate(scores[one], scores[other], seen=both.size, level=level)
+        pairwise[one, other] = estimate(
+            scores[one], scores[other], seen=both.size, level=level, crossed=crossed
+        )
         if wins[one, other][0] != wins[one, other][1]:
             beats.add((one, other) if wins[one, other][0] > wins[one, other][1] else (other, one))
     beaten = {name: sum(winner == name for winner, _ in beats) for name in by_mean}

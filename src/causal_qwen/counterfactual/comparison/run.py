@@ -25,7 +25,7 @@ from causal_qwen.counterfactual.comparison.plan import (
 )
 from causal_qwen.counterfactual.comparison.scores import Score
 from causal_qwen.counterfactual.comparison.sequential import Design, Look, planned_looks
-from causal_qwen.counterfactual.comparison.statistics import Estimate, Matrix, Tally, units
+from causal_qwen.counterfactual.comparison.statistics import Estimate, Matrix, Tally
 from causal_qwen.evaluation.tables import GrowingTable
 from causal_qwen.progress import Watch, unwatched
 
@@ -96,6 +96,7 @@ def compare(
     scores: Sequence[Score | str] = ("length",),
     coupling: Coupling = "individual",
     noise: Noise = "own",
+    crossed: bool = False,
     seed: int = 0,
     sequential: bool = False,
     looks: int = 5,
@@ -106,17 +107,19 @@ def compare(
     extremes: int = 12,
     watch: Watch = unwatched,
 ) -> ComparisonResult:
-    """The mean paired difference of a score, A − B, over individuals that answer the prompts of both sides.
+    """The mean paired difference of a score, A − B, over individuals that answer on both sides.
 
     Args:
         a: Side A: a model, its prompts and its settings.
         b: Side B.
-        individuals: How many answer every prompt; at most, where ``sequential``.
+        individuals: How many answer each prompt; at most, where ``sequential``.
         scores: `Score`s or their names; the first one is what the comparison is about.
         coupling: "individual" (the same noise in cause space), "gumbel" (the same Gumbel per token, for any
             model with logits) or "independent" (strangers).
         noise: "own", each side's as it comes, or "equal": B's temperature is set so that an individual moves
             its causes as far as A's, whatever gains κ calibration has given the models.
+        crossed: Whether the same individuals answer every prompt. Their pairs then lean one way together, and
+            say less than as many pairs of others.
         seed: Of the first individual.
         sequential: Whether to look before the end, and stop once the interval excludes 0 or is narrow enough.
         looks: How often, the end included.
@@ -137,6 +140,7 @@ def compare(
         scores=scores,
         coupling=coupling,
         noise=noise,
+        crossed=crossed,
         seed=seed,
         batch_size=batch_size,
         looks=planned_looks(individuals, looks) if sequential else (),
@@ -210,8 +214,7 @@ def conclude(
             if design is None or count not in ends:
                 continue
             index = ends[count]
-            matrices = tally.matrices(outline.scores[0], design.looks[index])
-            look = design.look(index, units(matrices[0] - matrices[1]))
+            look = design.look(index, tally.difference(outline.scores[0], design.looks[index]))
             narrow = width is not None and look.repeated.upper - look.repeated.lower <= width
             if look.significant or narrow:
                 stopped = "difference" if look.significant else "width"

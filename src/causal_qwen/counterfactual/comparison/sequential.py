@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from causal_qwen.counterfactual.comparison.statistics import Interval, student
+from causal_qwen.counterfactual.comparison.statistics import Interval, Mean
 
 __all__ = ["Design", "Look", "planned_looks"]
 
@@ -55,30 +55,28 @@ class Look:
     Args:
         design: Of the looks.
         index: Of this one.
-        individuals: How many had answered all prompts.
-        difference: Their mean difference.
-        error: Its standard error.
+        individuals: How many had answered each prompt.
+        mean: Their mean difference.
     """
 
     design: Design
     index: int
     individuals: int
-    difference: float
-    error: float
+    mean: Mean
 
     @property
     def significant(self) -> bool:
         """Whether the boundary is crossed; then, and at the last look only then, `interval` excludes 0."""
-        if self.error == 0:
-            return self.difference != 0
+        if self.mean.error == 0:
+            return self.mean.value != 0
         return abs(self._z) >= self.design.boundaries[self.index]
 
     @property
     def repeated(self) -> Interval:
         """Valid at all looks at the same time, also for who stops for a reason of their own."""
         bound = self.design.boundaries[self.index]
-        reach = _student_quantile(bound, self.individuals - 1) * self.error
-        return Interval(self.difference - reach, self.difference + reach)
+        reach = _student_quantile(bound, self.mean.freedom) * self.mean.error
+        return Interval(self.mean.value - reach, self.mean.value + reach)
 
     @functools.cached_property
     def interval(self) -> Interval:
@@ -93,15 +91,15 @@ class Look:
 
     @functools.cached_property
     def _z(self) -> float:
-        return _normal_quantile(self.difference / self.error, self.individuals - 1)
+        return _normal_quantile(self.mean.value / self.mean.error, self.mean.freedom)
 
     def _end(self, probability: float) -> float:
         """The difference under which this outcome is exceeded with this probability."""
-        if self.error == 0:
-            return self.difference
+        if self.mean.error == 0:
+            return self.mean.value
         drift = self.design.drift(self.index, self._z, probability)
         deviation = self._z - drift * math.sqrt(self.design.shares[self.index])
-        return self.difference - self.error * _student_quantile(deviation, self.individuals - 1)
+        return self.mean.value - self.mean.error * _student_quantile(deviation, self.mean.freedom)
 
 
 class Design:
@@ -117,10 +115,9 @@ class Design:
         self.shares = tuple(look / looks[-1] for look in looks)
         self.boundaries = _boundaries(self.shares, 1 - level)
 
-    def look(self, index: int, values: Vector) -> Look:
-        """At look ``index``, by the mean differences of its individuals, (n,)."""
-        mean, error, _ = student(values, self.level)
-        return Look(self, index, len(values), mean, error)
+    def look(self, index: int, mean: Mean) -> Look:
+        """At look ``index``, by the mean difference of its individuals."""
+        return Look(self, index, self.looks[index], mean)
 
     def exceedance(self, index: int, z: float, drift: float) -> float:
         """P(an outcome at least as high as stopping at ``index`` with z): above earlier, or here above z.
@@ -213,12 +210,12 @@ def _root(function: Callable[[float], float]) -> float:
     return float(optimize.brentq(function, 0.0, FARTHEST, xtol=1e-9))
 
 
-def _student_quantile(z: float, freedom: int) -> float:
+def _student_quantile(z: float, freedom: float) -> float:
     """The quantile of Student's law where the normal law has z, exact in both tails."""
     return math.copysign(float(special.stdtrit(freedom, special.ndtr(-abs(z)))), z)
 
 
-def _normal_quantile(t: float, freedom: int) -> float:
+def _normal_quantile(t: float, freedom: float) -> float:
     """The quantile of the normal law where Student's has t."""
     tail = max(float(special.stdtr(freedom, -abs(t))), LEAST)
     return math.copysign(float(special.ndtri(tail)), t)

@@ -1,10 +1,10 @@
 """Pairs of scores → the mean paired difference with its interval, and what the pairing was worth.
 
-Prompts are fixed and individuals are drawn, so an individual is the unit: its differences are averaged over
-the prompts, and Student's t over the individuals gives the interval. That the same individual answers every
-prompt makes its pairs dependent, and this is counted. A t interval is self-normalised: under heavy tails it
-widens with its own outliers and errs on the side of caution. The variance ratio and the correlation have
-bootstrap intervals over individuals. This module knows numbers alone.
+Prompts are fixed and individuals are drawn. Where every prompt has individuals of its own, pairs are
+independent and prompts are strata. Where the same individuals answer every prompt (*crossed*), their pairs
+are dependent, an individual is the unit, and its differences are averaged over the prompts. Student's t gives
+the interval; it is self-normalised: under heavy tails it widens with its own outliers and errs on the side of
+caution. The variance ratio and the correlation have bootstrap intervals. This module knows numbers alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-__all__ = ["Estimate", "Interval", "Tally", "units"]
+__all__ = ["Estimate", "Interval", "Mean", "Tally", "mean_difference", "units"]
 
 Matrix = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float64]
@@ -32,6 +32,28 @@ class Interval(NamedTuple):
     upper: float
 
 
+class Mean(NamedTuple):
+    """A mean, its standard error, and the degrees of freedom that the error is known with."""
+
+    value: float
+    error: float
+    freedom: float
+
+    @classmethod
+    def of(cls, values: Vector) -> Mean:
+        """Of independent values (n,) of one law; nothing is known of the error where n < 2."""
+        if len(values) < 2:
+            return cls(float(values.mean()), math.inf, 0)
+        return cls(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))), len(values) - 1)
+
+    def interval(self, level: float) -> Interval:
+        """Student's, value ± t·error."""
+        if not math.isfinite(self.error):
+            return Interval(-math.inf, math.inf)
+        reach = float(special.stdtrit(self.freedom, (1 + level) / 2)) * self.error
+        return Interval(self.value - reach, self.value + reach)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a comparison says of one score; None where the pairs do not say it.
@@ -42,7 +64,8 @@ class Estimate:
         upper: Upper end.
         level: Probability of the interval.
         standard_error: Of the difference.
-        median: Of the individuals' mean differences: a companion that no outlier moves.
+        median: Of the differences of pairs, or where crossed of individuals: a companion that no outlier
+            moves.
         median_lower: Lower end of its exact interval, by order statistics.
         median_upper: Upper end.
         mean_a: Mean score of A.
@@ -54,15 +77,15 @@ class Estimate:
         variance_ratio_lower: Lower end of its interval.
         variance_ratio_upper: Upper end.
         design_effect: Variance of the difference over what it would be if an individual's pairs were
-            independent of one another.
-        independent_pairs: Pairs of strangers that would be needed for the same precision: pairs over the
-            variance ratio.
+            independent of one another, as they are unless crossed.
+        independent_pairs: Pairs of strangers, no two of them alike, that would be needed for the same
+            precision: pairs over variance ratio and design effect.
         samples_saved: Those beyond the pairs at hand; below 0 where strangers would have needed fewer.
-        samples_saved_share: The same as a share of the independent pairs: 1 − the variance ratio.
+        samples_saved_share: The same as a share of the independent pairs.
         pairs: That have both scores.
         missing: Pairs without one, such as a text without the number that is scored.
         differing: Pairs whose scores differ.
-        individuals: Units.
+        individuals: Who answered a prompt, at most.
         prompts: That have at least two pairs.
     """
 
@@ -104,10 +127,13 @@ class Tally:
         individuals: How many there may be.
         prompts: How many.
         scores: Their names.
+        crossed: Whether the same individuals answer every prompt.
     """
 
-    def __init__(self, individuals: int, prompts: int, scores: tuple[str, ...]) -> None:
-        self.names = scores
+    def __init__(
+        self, individuals: int, prompts: int, scores: tuple[str, ...], *, crossed: bool = False
+    ) -> None:
+        self.names, self.crossed = scores, crossed
         self._seen = np.zeros((individuals, prompts), dtype=bool)
         self._scores = np.full((len(scores), 2, individuals, prompts), np.nan)
 
@@ -134,7 +160,32 @@ class Tally:
     ) -> Estimate:
         """Of one score, by the pairs that have arrived; ``seed`` is the bootstrap's."""
         matrices = self.matrices(name, individuals)
-        return estimate(*matrices, seen=int(self._seen[:individuals].sum()), level=level, seed=seed)
+        seen = int(self._seen[:individuals].sum())
+        return estimate(*matrices, seen=seen, level=level, crossed=self.crossed, seed=seed)
+
+    def difference(self, name: str, individuals: int | None = None) -> Mean:
+        """Mean difference of one score, A − B."""
+        one, other = self.matrices(name, individuals)
+        return mean_difference(one - other, crossed=self.crossed)
+
+
+def mean_difference(difference: Matrix, *, crossed: bool) -> Mean:
+    """Mean over prompts of the means over individuals, for differences (n, P) with NaN where missing.
+
+    Crossed, over the `units`. Else the prompts are strata: the variance is 1/P² Σ_p s_p²/n_p, with the
+    degrees of freedom of Welch and Satterthwaite. Prompts with fewer than two pairs are left out.
+    """
+    if crossed:
+        return Mean.of(units(difference))
+    counts = np.isfinite(difference).sum(0)
+    difference, counts = difference[:, counts >= 2], counts[counts >= 2]
+    if difference.size == 0:
+        return Mean(math.nan, math.inf, 0)
+    parts = np.nanvar(difference, axis=0, ddof=1) / counts  # (P,)
+    spread, freedom = parts.sum(), float((counts - 1).sum())
+    if spread > 0:
+        freedom = float(spread**2 / (parts**2 / (counts - 1)).sum())
+    return Mean(float(np.nanmean(difference, 0).mean()), math.sqrt(spread) / len(parts), freedom)
 
 
 def units(difference: Matrix) -> Vector:
@@ -157,16 +208,6 @@ def units(difference: Matrix) -> Vector:
     return result
 
 
-def student(values: Vector, level: float) -> tuple[float, float, Interval]:
-    """Mean, its standard error, and mean ± t·error; the interval is everything where n < 2."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, math.inf, Interval(-math.inf, math.inf)
-    error = float(values.std(ddof=1) / math.sqrt(len(values)))
-    reach = float(special.stdtrit(len(values) - 1, (1 + level) / 2)) * error
-    return mean, error, Interval(mean - reach, mean + reach)
-
-
 def median_interval(values: Vector, level: float) -> Interval:
     """Order statistics between which the median lies with at least this probability, whatever the law."""
     ordered, tail = np.sort(values), (1 - level) / 2
@@ -176,7 +217,9 @@ def median_interval(values: Vector, level: float) -> Interval:
     return Interval(float(ordered[rank - 1]), float(ordered[len(values) - rank]))
 
 
-def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int = 0) -> Estimate:
+def estimate(
+    one: Matrix, other: Matrix, *, seen: int, level: float, crossed: bool = False, seed: int = 0
+) -> Estimate:
     """Of scores of A and of B, (individuals, prompts) each.
 
     Args:
@@ -184,6 +227,7 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
         other: Scores of B.
         seen: Pairs that were scored, also those that have no score.
         level: Of all intervals.
+        crossed: Whether the same individuals answer every prompt.
         seed: Of the bootstrap.
     """
     both = np.isfinite(one) & np.isfinite(other)
@@ -199,8 +243,9 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
     }  # fmt: skip
     if one.size == 0:
         return Estimate(level=level, **facts)
-    values = units(one - other)
-    mean, error, interval = student(values, level)
+    mean = mean_difference(one - other, crossed=crossed)
+    interval, error = mean.interval(level), mean.error
+    values = units(one - other) if crossed else (one - other)[both]
     reach = median_interval(values, level)
     moments = _moments(one, other, np.ones((1, len(one))))
     ratio, correlation = float(_ratio(moments)[0]), float(_correlation(moments)[0])
@@ -209,10 +254,10 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
     redrawn = _moments(one, other, weights.astype(float))
     ratios, correlations = _quantiles(_ratio(redrawn), level), _quantiles(_correlation(redrawn), level)
     paired = float(moments.of_difference[0])
-    design = error**2 * facts["pairs"] / paired if paired > 0 else math.nan
-    independent = facts["pairs"] / ratio if ratio > 0 else math.inf
+    design = math.nan if paired == 0 else error**2 * facts["pairs"] / paired if crossed else 1.0
+    independent = facts["pairs"] / (ratio * design) if ratio > 0 else math.inf
     return Estimate(
-        difference=mean,
+        difference=mean.value,
         lower=_known(interval.lower),
         upper=_known(interval.upper),
         level=level,
@@ -231,7 +276,7 @@ def estimate(one: Matrix, other: Matrix, *, seen: int, level: float, seed: int =
         design_effect=_known(design),
         independent_pairs=_known(independent),
         samples_saved=_known(independent - facts["pairs"]),
-        samples_saved_share=_known(1 - ratio),
+        samples_saved_share=_known(1 - facts["pairs"] / independent),
         **facts,
     )
 
