@@ -54,7 +54,7 @@ COMPARISONS = {
 }
 GUMBEL, COOLER, DEFAULT = "gumbel", "gumbel@0.7", "0.2"
 EQUAL = "="  # behind individuals: the other side's noise is made equal
-FEWER = 80  # individuals off the grid
+FEWER = 40  # individuals off the grid
 SEEDS_APART = 1_000_000  # first individuals of neighbouring prompts
 BLOCK = 40  # individuals whose texts are made together and kept in one file; native code takes up to 48
 OPTIONS = {
@@ -80,8 +80,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         every = [*people, GUMBEL, COOLER]
         # Persistence matters where texts drift apart; elsewhere the default will do.
         couplings = {name: [DEFAULT, GUMBEL] for name in COMPARISONS} | {
-            "tuned": [*people, *(rho + EQUAL for rho in people), GUMBEL, COOLER],
-            "wording": every,
+            "tuned": [*people, people[-1] + EQUAL, GUMBEL, COOLER]
         }
         tasks = [
             (start, side, coupling)

@@ -350,6 +350,14 @@ def test_the_judge_reads_nats_on_either_engine(speaker, plain):
     assert Judge(plain)(texts)[0] == pytest.approx(float(expected), rel=1e-4)
 
 
+def test_the_judge_gives_every_text_its_own_nats_in_whatever_company(speaker):
+    texts = [said(text) for text in ("a longer text than the others", "x", "abc def", "x", "abc def", "yz")]
+    together, alone = Judge(speaker)(texts), [Judge(speaker)([text])[0] for text in texts]
+    assert together == pytest.approx(alone, rel=1e-4)
+    assert together[1] == together[3]
+    assert len(set(together)) == 4
+
+
 def test_the_judge_reads_the_values_of_a_prompt(speaker):
     cheap, dear = (
         Said(prompt, Answer(" euros", (), None, "length", 3), "a", 1, {})

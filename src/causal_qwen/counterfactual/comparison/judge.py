@@ -48,23 +48,26 @@ class Judge:
     def __call__(self, texts: Sequence[Said]) -> list[float]:
         """Nats per token of each; NaN for a text without a token."""
         values = [float("nan")] * len(texts)
-        by_prompt: dict[_Prompt, list[int]] = {}
+        by_prompt: dict[_Prompt, dict[tuple[int, ...], list[int]]] = {}
         for index, said in enumerate(texts):
-            by_prompt.setdefault(self._prompt(said), []).append(index)
-        for prompt, members in by_prompt.items():
-            for start in range(0, len(members), ROWS):
-                batch = members[start : start + ROWS]
-                nats = self._batch(prompt, [self._said(texts[index]) for index in batch])
-                for index, value in zip(batch, nats, strict=True):
-                    values[index] = value
+            places = by_prompt.setdefault(self._prompt(said), {})
+            places.setdefault(tuple(self._said(said)), []).append(index)
+        for prompt, places in by_prompt.items():
+            # Individuals often say the same: each text is read once, beside others of its length.
+            spoken = sorted(places, key=len)
+            for start in range(0, len(spoken), ROWS):
+                batch = spoken[start : start + ROWS]
+                for text, value in zip(batch, self._batch(prompt, batch), strict=True):
+                    for index in places[text]:
+                        values[index] = value
         return values
 
-    def _batch(self, prompt: _Prompt, texts: list[list[int]]) -> list[float]:
+    def _batch(self, prompt: _Prompt, texts: Sequence[tuple[int, ...]]) -> list[float]:
         """Of texts behind one prompt."""
         longest = max(map(len, texts))
         if longest == 0:
             return [float("nan")] * len(texts)
-        said = torch.tensor([text + [0] * (longest - len(text)) for text in texts])  # (B, T)
+        said = torch.tensor([text + (0,) * (longest - len(text)) for text in texts])  # (B, T)
         there = torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]  # (B, T)
         nats = torch.zeros(said.shape, dtype=torch.float64)
         nats[there] = self._nats(prompt, said, there)
