@@ -21,8 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from calibrations import Calibrations
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor, convert
-from causal_qwen.conversion import Base, bundled_text
+from causal_qwen.conversion import Base, bundled_text, transfer
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.directories import cache_directory
 
@@ -136,6 +137,18 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def calibrated_once(tmp_path_factory):
+    """What one test of the session has calibrated, in any worker, is taken by those that ask for the same."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    calibrations = Calibrations(shared)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "text_features", calibrations.text_features)
+        patch.setattr(transfer, "calibrate", calibrations.calibrate)
+        yield
 
 
 @pytest.fixture
