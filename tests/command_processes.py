@@ -1,12 +1,12 @@
 """Commands in processes of their own, forked from a server that has imported everything already."""
 
-import multiprocessing
 import os
 import signal
 import sys
 import time
 
 from causal_qwen.cli import main
+from forking import child_process
 
 SLOW = 30.0
 
@@ -33,13 +33,7 @@ def run(arguments, directory, stderr, environment, slow):
 
 
 def start(arguments, *, directory, stderr, slow=False, **environment):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["command_processes", "causal_qwen.training", "sklearn"])
-    child = context.Process(
-        target=run, args=([*map(str, arguments)], str(directory), str(stderr), environment, slow)
-    )
-    child.start()
-    return child
+    return child_process(run, ([*map(str, arguments)], str(directory), str(stderr), environment, slow))
 
 
 def wait_for(condition, child, seconds=60.0):

@@ -21,8 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from calibrations import Calibrations
 from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Processor, convert
-from causal_qwen.conversion import Base, bundled_text
+from causal_qwen.conversion import Base, bundled_text, transfer
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.directories import cache_directory
 
@@ -129,6 +130,13 @@ def number_batches(count=6, rows=8, length=10, seed=0, **extra):
     return batches
 
 
+def pytest_collection_modifyitems(items):
+    """Give workers the files with slow tests first, so that at the end none waits long for another."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Tiny matrices gain nothing from a second thread and lose much on a busy machine."""
@@ -136,6 +144,18 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def calibrated_once(tmp_path_factory):
+    """What one test of the session has calibrated, in any worker, is taken by those that ask for the same."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    calibrations = Calibrations(shared)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "text_features", calibrations.text_features)
+        patch.setattr(transfer, "calibrate", calibrations.calibrate)
+        yield
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ def name(path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("calibrated_once")
 @pytest.mark.parametrize("guide", GUIDES, ids=name)
 def test_code_blocks_run(guide, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -184,7 +184,7 @@ def test_temperature_in_generate_without_sampling_is_noticed(run, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def embedded():
+def embedded(calibrated_once):
     base = load_base("smollm2", dtype=torch.float32)
     return base, convert(base)
 

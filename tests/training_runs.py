@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ import torch
 
 from causal_qwen import CausalQwen2ForCausalLM, convert
 from causal_qwen.training import TrainingRecipe, train
+from forking import child_process
 
 TEMPLATE = "{name}: {size} makes {price}"
 SOLVED = ("action.number", "action.support", "action.fold")
@@ -89,12 +89,7 @@ def run_in_child(fields, environment, resume, killed_at):
 
 def start(recipe, *, resume=False, killed_at=None, **environment):
     """A child process that trains, forked from a server that has imported everything already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training_runs", "causal_qwen.training", "sklearn", "peft"])
-    arguments = (dataclasses.asdict(recipe), environment, resume, killed_at)
-    child = context.Process(target=run_in_child, args=arguments)
-    child.start()
-    return child
+    return child_process(run_in_child, (dataclasses.asdict(recipe), environment, resume, killed_at))
 
 
 def finish(*children):

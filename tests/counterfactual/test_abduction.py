@@ -426,7 +426,7 @@ def test_the_start_of_the_walk_is_the_smallest_noise():
 
 
 @pytest.mark.slow
-def test_texts_are_replayed_by_the_embedded_base():
+def test_texts_are_replayed_by_the_embedded_base(calibrated_once):
     conversion = convert("smollm2")
     observed = say(conversion, "The reason why the sea is salty is that", 1, 8)
     texts = [

@@ -15,7 +15,7 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def conversion(base):
+def conversion(base, calibrated_once):
     return convert(base)
 
 

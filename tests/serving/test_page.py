@@ -34,7 +34,7 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def address(tmp_path_factory, calibrated_once):
     """A server of the embedded base, in a process of its own."""
     directory = tmp_path_factory.mktemp("served") / "smollm2"
     convert("smollm2", directory)
