@@ -130,6 +130,13 @@ def number_batches(count=6, rows=8, length=10, seed=0, **extra):
     return batches
 
 
+def pytest_collection_modifyitems(items):
+    """Give workers the files with slow tests first, so that at the end none waits long for another."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Tiny matrices gain nothing from a second thread and lose much on a busy machine."""
