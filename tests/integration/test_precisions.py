@@ -5,6 +5,7 @@ cannot move a number. So the same function is tested a second time with its weig
 a trained backbone or of another base are.
 """
 
+import copy
 import functools
 import json
 
@@ -22,11 +23,8 @@ from causal_qwen.training import TrainingRecipe, train
 pytestmark = pytest.mark.slow
 
 CARS = "package:vega_datasets/_data/cars.json"
-TEMPLATE = (
-    "{Origin} {Year:.4}, {Cylinders} cylinders, {Displacement} inches, {Horsepower} horsepower, "
-    "{Weight_in_lbs} pounds, {Acceleration} seconds. "
-    "Its fuel economy in miles per gallon is {Miles_per_Gallon}"
-)
+# Half as many tokens as a sentence that says all: what is rounded is the same.
+TEMPLATE = "{Origin}, {Displacement} inches, {Horsepower} hp, {Weight_in_lbs} lb: {Miles_per_Gallon}"
 READING = Reading(TEMPLATE, "Miles_per_Gallon")
 BASES = ("embedded", "off its grid")
 PRECISIONS = ("bfloat16", "int8", "int4")
@@ -70,17 +68,28 @@ def cars():
 
 
 @pytest.fixture(scope="module")
-def evaluated(cars, tmp_path_factory):
+def conversion():
+    return convert("smollm2", calibration="none")
+
+
+@pytest.fixture(scope="module")
+def moved(conversion):
+    """The same function off the grid."""
+    model = copy.deepcopy(conversion.model)
+    leave_the_grid(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def evaluated(cars, conversion, moved, tmp_path_factory):
     """(base, precision) → the evaluation of a model trained on that base."""
     training, tested = cars
 
     @functools.cache
     def trained(base):
         directory = tmp_path_factory.mktemp("precisions")
-        conversion = convert("smollm2", calibration="none")
-        if base == "off its grid":
-            leave_the_grid(conversion.model)
-        conversion.model.save_pretrained(directory / "base")
+        model = moved if base == "off its grid" else conversion.model
+        model.save_pretrained(directory / "base")
         conversion.processor.save_pretrained(directory / "base")
         table = directory / "cars.jsonl"
         table.write_text("".join(json.dumps(row) + "\n" for row in training), encoding="utf-8")
@@ -90,10 +99,14 @@ def evaluated(cars, tmp_path_factory):
         }  # fmt: skip
         return str(train(TrainingRecipe.from_mapping(fields)).output)
 
+    @functools.lru_cache(maxsize=1)
+    def loaded(base, dtype):
+        return load_model(trained(base), dtype=dtype)
+
     @functools.cache
     def run(base, precision):
         integers = precision if precision.startswith("int") else None
-        model, processor = load_model(trained(base), dtype="float32" if integers else precision)
+        model, processor = loaded(base, "float32" if integers else precision)
         engine = Engine.from_model(model, precision=integers) if integers else None
         batches = labelled_batches(processor, tested, reading=READING, max_length=128, batch_size=16)
         return run_evaluation(model, batches, engine=engine)
@@ -124,10 +137,9 @@ def moves(reference, precision):
     return precision == "int4" and reference.config.precision_shifts["int4"] > LARGEST_SHIFT
 
 
-def test_scaled_channels_are_the_same_function_off_the_grid():
+def test_scaled_channels_are_the_same_function_off_the_grid(conversion, moved):
     """Without this, int8 and int4 above would compare float32 with itself."""
-    own, moved = (convert("smollm2", calibration="none").model for _ in range(2))
-    leave_the_grid(moved)
+    own = conversion.model
     ids = torch.arange(100, 160)[None]
     errors = {}
     with torch.no_grad():
