@@ -40,8 +40,8 @@ $(STAMP): $(DEMO_STAMP)
 demo: $(DEMO_STAMP)
 	$(VENV)/bin/causal-qwen demo
 
+# Files in the order of tests/conftest.py, not those with the most tests first.
 test: setup
-	# Files in the order of tests/conftest.py, not those with the most tests first.
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # vLLM brings its own build of torch and pins of its own, so it lives in an environment of its own. What it can
