@@ -47,7 +47,7 @@ KEYS = {
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
     "decoder_cache": ({"64", "128"},),
-    "descriptions": ({"states", "left_out", "seconds"},),
+    "descriptions": ({"states", "median_mdae", "seconds"},),
     "fuzz": ({"targets", "all"},),
     "generate": ({"embedded", "tiny dimensions", "growth"}, GENERATE),
     "identity": ({"attribution", "half_text", "half_text_standard_errors", "chance", "settings"},),

@@ -91,19 +91,6 @@ def test_scale_of_a_cauchy_sample():
     assert cauchy_scale(torch.from_numpy(sample)) == pytest.approx(cauchy.fit(sample, floc=0)[1], rel=1e-3)
 
 
-def test_features_that_say_nothing_are_no_worse_than_the_median():
-    """In directions of equal variance a ridge of a tenth of it would still follow chance, by a twentieth."""
-    ratios = []
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.randn(3100, 32, generator=generator, dtype=torch.float64)
-        y = torch.randn(3100, generator=generator, dtype=torch.float64)
-        fit = cauchy_regression(x[:100], y[:100])
-        error = (y - x @ fit.slope - fit.intercept)[100:].abs().median()
-        ratios.append(error / (y[100:] - y[:100].median()).abs().median())
-    assert torch.stack(ratios).median() < 1.03
-
-
 def test_equal_targets_give_a_flat_line():
     fit = cauchy_regression(torch.randn(20, 4), torch.full((20,), 7.0))
     assert fit.slope.abs().max() < 1e-6

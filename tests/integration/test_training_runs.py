@@ -1,12 +1,11 @@
 """train(): exact accumulation, exact resumption, adapters, heads, guards, records."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
 
-from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor, convert
+from causal_qwen import CausalQwen2ForCausalLM, CausalQwen2Processor
 from causal_qwen.conversion import load_model, load_processor
 from causal_qwen.evaluation import predict
 from causal_qwen.training import train
@@ -175,29 +174,8 @@ def test_merged_adapters_equal_unmerged_ones(model, tmp_path, ids):
         )
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "heads"])
-def test_numbers_are_written_where_they_come_in_running_text(base_directory, tmp_path, method):
-    """Behind one sign, one word of ten; a few steps of gradients would not teach it."""
-    model = tmp_path / "model"
-    convert(base_directory, model)
-    draw = partial(torch.randint, generator=torch.Generator().manual_seed(0))
-    names = ["ab", "ac", "ad", "ba", "bc", "bd", "ca", "cb", "cd"]
-    lines = []
-    for _ in range(60):
-        sizes = [f"x={size}" for size in draw(1, 90, (12,)).tolist()]
-        words = [(*names, size)[index] for index, size in zip(draw(0, 10, (12,)), sizes, strict=True)]
-        lines.append({"text": " ".join(words) + "."})
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = {"data": str(texts), "template": None, "target": None, "validation_fraction": 0.3}
-    result = train(recipe(tmp_path, model, method=method, max_steps=2, precision_proof=False, **options))
-    assert result.metrics["eval/num_f1"] > 0.6
-
-
 def test_heads_only_leaves_the_backbone_alone(model, tmp_path):
-    """Of a table's rows <NUM> and the end are solved for; of words, where there are any, biases and the row
-    of <NUM> move.
-    """
+    """Of a table's rows <NUM> and the end are solved for; words, where there are any, move biases alone."""
     solved = train(recipe(tmp_path, model, method="heads", output=str(tmp_path / "solved")))
     assert solved.metrics["train/steps"] == 0
     before, after, config = weights(model), weights(solved.output), load_model(solved.output)[0].config
@@ -212,10 +190,7 @@ def test_heads_only_leaves_the_backbone_alone(model, tmp_path):
     assert trained.metrics["train/steps"] == 6
     after = weights(trained.output)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert all(name.startswith("action") or name in (EMBEDDING, HEAD) for name in changed)
-    assert (before[EMBEDDING] != after[EMBEDDING]).any(1).nonzero().flatten().tolist() == [
-        config.num_token_id
-    ]
+    assert all(name.startswith("action") for name in changed)
     full = recipe(tmp_path, model, output=str(tmp_path / "full"), completion_only=False)
     train(full)
     losses_of_words = [

@@ -31,9 +31,8 @@ from causal_qwen.calibration.ridge import BLOCK, Penalty, Problem, Solver, probl
 
 __all__ = ["CauchyRegression", "cauchy_regression"]
 
-# Ridges that are tried, strongest first, relative to the largest eigenvalue of the features' scatter. The
-# first line is flat, to fall back on where features say nothing: with a tenth it would still follow chance.
-STRENGTHS = (1e2, 1.0, *(10.0 ** (-half / 2) for half in range(2, 15)))
+# Ridges that are tried, strongest first, relative to the largest eigenvalue of the features' scatter.
+STRENGTHS = tuple(10.0 ** (-half / 2) for half in range(2, 15))
 FOLDS = 10
 # Where rows outnumber features four fifths of them say as much about the ridge, for half the time.
 FEWER_FOLDS = 5
@@ -82,7 +81,7 @@ def cauchy_regression(
         features: (N, H), any float dtype, in memory or mapped from a file.
         target: (N,).
         strengths: Ridges to choose from, strongest first, each started from the one before: the first line
-            is flat and cannot follow wrong labels.
+            is nearly flat and cannot follow wrong labels.
         noise: (H, H) second moment of an error in the features that a prediction has to survive, such as
             rounding; N times it is added to the ridge, which is what fitting to noisy copies of the rows
             amounts to.

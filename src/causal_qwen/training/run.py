@@ -160,7 +160,7 @@ def _run(
     following = None
     data = None  # of a backbone that stays
     if isinstance(prepared.train, CachedFeatures):
-        data = solve(model, recipe, parts, batches, prepared.train.number_data(model), frozen=True)
+        data = solve(model, recipe, parts, batches, prepared.train)
     else:
         following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
         if checkpoint is None:
@@ -195,9 +195,9 @@ def _run(
     if is_main:
         if progress is not None:
             progress("calibrating and evaluating …")
-        moved = calibrate(trained, processor, recipe, parts, batches, data)
+        calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
-        _save(trained, adapter, processor, recipe, metrics, parts, workspace, moved, overwrite=overwrite)
+        _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
     wait_for_the_first()
     return TrainingResult(output, metrics, parts.bad_rows.count)
 
@@ -345,18 +345,14 @@ def _save(
     metrics: dict[str, float],
     parts: Rows,
     workspace: Path,
-    moved: bool,
     *,
     overwrite: bool,
 ) -> None:
-    """Model, processor, card, recipe, records and curves, in one step; then the workspace is not needed.
-
-    With rows of W that have ``moved``, an adapter holds W: the base has another.
-    """
+    """Model, processor, card, recipe, records and curves, in one step; then the workspace is not needed."""
     records = read_records(workspace / METRICS_FILE)
     with atomic_directory(Path(recipe.output), overwrite=overwrite) as temporary:
         if adapter is not None:
-            adapter.save_pretrained(temporary / "adapter", save_embedding_layers=moved)
+            adapter.save_pretrained(temporary / "adapter")
             model = adapter.merge_and_unload()
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)
