@@ -26,6 +26,7 @@ from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.numbers import CounterfactualNumbers, NumberLaws, between_worlds
 from causal_qwen.data import BadRows, Collator, Encoder, Reading, batches_of
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
+from causal_qwen.support import NumberSupport
 from causal_qwen.value_space import ValueSpace
 from measure import watched
 
@@ -108,6 +109,7 @@ class Fit:
 
     space: ValueSpace
     heads: tuple[CauchyRegression, CauchyRegression]
+    support: tuple[NumberSupport, float] | None  # of one head for both worlds
     log_likelihood: float  # of a left-out factual number, mean
 
     @property
@@ -117,15 +119,15 @@ class Fit:
 
     def laws(self, loc_U: Tensor, world: Array) -> NumberLaws:
         """Of causes (N, 2, D), each in its world (N,)."""
-        parts = [self._of(loc_U[:, index], self.heads[index]) for index in (0, 1)]
+        parts = [self._of(loc_U[:, index].double(), self.heads[index]) for index in (0, 1)]
         both = NumberLaws.cat(parts)
         return both[torch.from_numpy(world) * len(loc_U) + torch.arange(len(loc_U))]
 
-    def _of(self, loc_U: Tensor, head: CauchyRegression) -> NumberLaws:
-        x = loc_U.double()
-        scale = torch.full((len(x),), head.scale, dtype=torch.float64)
+    def _of(self, x: Tensor, head: CauchyRegression) -> NumberLaws:
+        Y = Cauchy(x @ head.slope + head.intercept, torch.full((len(x),), head.scale, dtype=torch.float64))
         folds = x @ head.fold_slopes.T + head.fold_intercepts
-        return NumberLaws(Cauchy(x @ head.slope + head.intercept, scale), torch.zeros(len(x)), folds, None)
+        coordinates = self.support[0].coordinates(x, self.support[1]) if self.support else None
+        return NumberLaws(Y, torch.zeros(len(x)), folds, None, coordinates)
 
     def medians(self, loc_U: Tensor) -> Array:
         """(N, 2) predictions in both worlds."""
@@ -183,4 +185,8 @@ def solve(
         cauchy_regression(x[part], y[part], strengths=(fit.strength,), noise=rounding, folds=FOLDS)
         for part, fit in zip(parts, fits, strict=True)
     ]
-    return Fit(space, (final[0], final[-1]), likelihood)
+    support = None
+    if len(parts) == 1:
+        floor = 0.0 if rounding is None else int(final[0].believed.sum()) * float(rounding.diagonal().mean())
+        support = NumberSupport.of(x, final[0].ridge + floor)
+    return Fit(space, (final[0], final[-1]), support, likelihood)

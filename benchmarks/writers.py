@@ -87,6 +87,10 @@ class Setting:
     persistence: float | None = None
     codes: tuple[float, ...] = ()
 
+    def __str__(self) -> str:
+        persistence = "" if self.persistence is None else f", ρ = {self.persistence:g}"
+        return f"{self.family}, T = {self.temperature:.2g}{persistence}"
+
 
 class Written(NamedTuple):
     """Texts (N, T) as token ids, and the nats of each token under the base, (N, T), or (N, 0) unscored."""

@@ -63,6 +63,8 @@ class CausalFields(SavedWithModule):
         conformal_groups: The group that each score belongs to, 0 below the first edge.
         number_folds: K, how many heads were solved without a fold.
         number_support: Directions of the features that the number head was solved on; 0 for none.
+        number_leverage: Largest leverage of a training row left out, to which the support is relative; None
+            where nobody knows.
         value_range: Smallest and largest training number; None before training.
         wrong_labels: Share of training labels that are more probably wrong than right, and center and scale
             of their law in value space; None where there are none.
@@ -119,6 +121,7 @@ class CausalFields(SavedWithModule):
     conformal_groups: list[int] | None = None
     number_folds: int = 0
     number_support: int = 0
+    number_leverage: float | int | None = None
     value_range: list[float | int] | None = None
     wrong_labels: list[float | int] | None = None
     precision_shifts: dict[str, float | int] | None = None

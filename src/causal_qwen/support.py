@@ -2,7 +2,8 @@
 
 The leverage of features x in a ridge regression, h(x) = (x − x̄)ᵀ(XᵀX + λ)⁻¹(x − x̄), is how much the fit would
 have to invent to answer there. It is kept as the leading directions of the training features and one number
-for all others, since those were not seen at all. This module knows torch alone.
+for all others, since those were not seen at all. The same matrix says how well the slope is known, and so the
+difference of what is predicted in two places. This module knows torch alone.
 """
 
 from __future__ import annotations
@@ -45,10 +46,28 @@ class NumberSupport(nn.Module):
         off = offset - along @ self.directions.float()
         return (along.square() * self.gains.float()).sum(-1) + self.rest.float() * off.square().sum(-1)
 
+    def coordinates(self, loc_U: Tensor, largest: float) -> Tensor:
+        """M^(−½)·loc_U (..., D), float32, with M = ½XᵀX + λ: distances are what a slope leaves unknown.
+
+        Given the rows, and a normal prior of variance β²/λ, which is what a ridge is, the slope of a Cauchy
+        regression with scale β has the covariance β²M⁻¹ (a row's information about its location is
+        1/(2β²)). So the squared distance of two places is the variance of what the slope makes of their
+        difference, in units of β²; of what the prior alone speaks for, all of it.
+
+        Args:
+            loc_U: Causes (..., D).
+            largest: The leverage that `of` has divided by.
+        """
+        x, directions = loc_U.double(), self.directions.double()
+        rest = self.rest.double()
+        known = 2 * self.gains.double() * rest / (self.gains.double() + rest)  # (R,) 1/(½v + λ), relative
+        roots = (largest * known).sqrt(), (largest * rest).sqrt()
+        return (roots[1] * x + ((roots[0] - roots[1]) * (x @ directions.T)) @ directions).float()
+
     @classmethod
     @torch.no_grad()
-    def of(cls, features: Tensor, ridge: float) -> NumberSupport:
-        """The support of training features (N, D) under a ridge.
+    def of(cls, features: Tensor, ridge: float) -> tuple[NumberSupport, float]:
+        """The support of training features (N, D) under a ridge, and the leverage that it is relative to.
 
         A row's left-out leverage is h/(1 − h). A new row of the same kind exceeds the largest of N of them
         with probability 1/(N + 1).
@@ -68,4 +87,4 @@ class NumberSupport(nn.Module):
         largest = (leverage / (1 - leverage).clamp(min=1e-3)).max()
         support.gains.div_(largest)
         support.rest.div_(largest)
-        return support
+        return support, float(largest)

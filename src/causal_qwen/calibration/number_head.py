@@ -103,7 +103,7 @@ def forget_numbers(model: CausalLM) -> None:
     """Drop intervals and support, which belong to the head as it was."""
     config, action = model.config, model.action
     Scores().keep_in(config)
-    config.value_range = config.precision_shifts = config.wrong_labels = None
+    config.value_range = config.precision_shifts = config.wrong_labels = config.number_leverage = None
     config.number_folds = config.number_support = 0
     size, device = action.fold_slopes.shape[1], action.fold_slopes.device
     action.keep_folds(torch.zeros(0, size, device=device), torch.zeros(0, device=device))
@@ -256,7 +256,8 @@ def solve_numbers(
     config.value_range = [float(data.values.min()), float(data.values.max())]
     count = int(fit.believed.sum())
     floor = 0.0 if noise is None else count * float(noise.diagonal().mean())
-    action.keep_support(NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor))
+    support, config.number_leverage = NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor)
+    action.keep_support(support)
     config.number_support = len(action.support.gains)
     width = 2 * float(fit.left_out[fit.believed].abs().quantile(0.9))
     config.precision_shifts = {

@@ -5,7 +5,8 @@ By the number's law, Y = loc_Y + scale_Y·ε with ε standard Cauchy. An observe
 individual has g(v') = loc_Y' + scale_Y'·ε. No search and no draw: two forward passes, for whole tables.
 
 How well the difference of the two loc_Y is known is another matter: heads that were each solved without a
-part of the rows say by how much it varies. This module does not know how text is generated.
+part of the rows say by how much it varies, and the ridge says how much of it no row speaks for. This module
+does not know how text is generated.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class CounterfactualNumbers:
             where nobody knows.
         level: Probability of the interval.
         noise: "kept": the interval says how well the two worlds' loc_Y are known, by the jackknife over heads
-            that were each solved without a part of the rows, and presumes that ranks are kept. "redrawn": it
-            is the law's, with all that is drawn anew.
+            that were each solved without a part of the rows and by the posterior of the slope, and presumes
+            that ranks are kept. "redrawn": it is the law's, with all that is drawn anew.
     """
 
     observed: Tensor
@@ -208,6 +209,7 @@ class NumberLaws:
     own: Tensor  # (N,) what scale_U contributes to scale_Y: the individual's part
     folds: Tensor  # (N, K) loc_Y by the head without each fold
     reach: Tensor | None  # (N,) leverage, 1 at the border of what was seen; None where nobody knows
+    coordinates: Tensor | None  # (N, D) of `NumberSupport.coordinates`; None where nobody knows
 
     @classmethod
     @torch.no_grad()
@@ -217,19 +219,29 @@ class NumberLaws:
         Y = action.numbers(noisy).to("cpu", torch.float64)
         own = U.linear(exact(action.number.weight)).scale.squeeze(-1)
         folds, reach = action.fold_numbers(noisy), leverage(action, noisy)
-        return cls(Y, own.double().cpu(), folds.double().cpu(), None if reach is None else reach.cpu())
+        largest = model.config.number_leverage
+        coordinates = None if largest is None else action.support.coordinates(noisy.loc, largest)
+        reach, coordinates = (None if one is None else one.cpu() for one in (reach, coordinates))
+        return cls(Y, own.double().cpu(), folds.double().cpu(), reach, coordinates)
 
     def __getitem__(self, index: Any) -> NumberLaws:
-        reach = None if self.reach is None else self.reach[index]
-        return NumberLaws(self.Y[index], self.own[index], self.folds[index], reach)
+        reach, coordinates = (None if one is None else one[index] for one in (self.reach, self.coordinates))
+        return NumberLaws(self.Y[index], self.own[index], self.folds[index], reach, coordinates)
 
     @classmethod
     def cat(cls, parts: Sequence[NumberLaws]) -> NumberLaws:
         """One after another."""
         own, folds = (torch.cat([getattr(part, name) for part in parts]) for name in ("own", "folds"))
-        reaches = [part.reach for part in parts if part.reach is not None]
+        reaches, coordinates = (
+            [column for part in parts if (column := getattr(part, name)) is not None]
+            for name in ("reach", "coordinates")
+        )
         return cls(
-            Cauchy.cat([part.Y for part in parts]), own, folds, torch.cat(reaches) if reaches else None
+            Cauchy.cat([part.Y for part in parts]),
+            own,
+            folds,
+            torch.cat(reaches) if reaches else None,
+            torch.cat(coordinates) if coordinates else None,
         )
 
 
@@ -336,15 +348,21 @@ def transported(y: Tensor, Y: Cauchy, other: Cauchy) -> Tensor:
 def _kept(
     y: Tensor, before: NumberLaws, after: NumberLaws, level: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Median and ends, where all noise is kept: only the two loc_Y are uncertain."""
+    """Median and ends, where all noise is kept: only the difference of the two loc_Y is uncertain.
+
+    The jackknife sees by how much heads vary, whatever the law of the numbers, and not what the ridge keeps
+    all of them from saying; the posterior of the slope knows that, and variation by the law's book. What both
+    know counts twice, on the side of caution.
+    """
     median = transported(y, before.Y, after.Y)
     differences = after.folds - before.folds  # (N, K)
     folds = differences.shape[1]
-    if folds < 2:
+    if folds < 2 or before.coordinates is None or after.coordinates is None:
         return median, None, None
     # The jackknife with folds: K − 1 times the mean square around the mean.
-    error = ((folds - 1) * differences.var(dim=1, correction=0)).sqrt()
-    half = NormalDist().inv_cdf((1 + level) / 2) * error
+    varies = (folds - 1) * differences.var(dim=1, correction=0)
+    unknown = before.Y.scale.square() * (after.coordinates - before.coordinates).square().sum(1)
+    half = NormalDist().inv_cdf((1 + level) / 2) * (varies + unknown).sqrt()
     return median, median - half, median + half
 
 
