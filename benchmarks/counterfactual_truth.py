@@ -25,7 +25,7 @@ import torch
 
 import structural
 from causal_qwen.conversion import load_model
-from causal_qwen.counterfactual import counterfactual_numbers
+from causal_qwen.counterfactual import CounterfactualNumbers, counterfactual_numbers
 from causal_qwen.data import Reading
 from causal_qwen.training import TrainingRecipe, train
 from effect_learners import boosted_worlds, resampled, with_interval
@@ -116,9 +116,7 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
                 answers["digits"], unreadable = given
             for arm, answer in answers.items():
                 errors.setdefault(arm, []).append(np.abs(answer - truth[: len(answer)]))
-            assert ours.lower is not None
-            assert ours.upper is not None
-            held.append((ours.lower.numpy() <= truth) & (truth <= ours.upper.numpy()))
+            held.append(_held(ours, truth))
             chosen.append(fit.name)
         found[world] = _summary(errors, held) | {"chosen": chosen, "unreadable": unreadable}
     return found
@@ -143,7 +141,6 @@ def _summary(errors: dict[str, list[Array]], held: list[Array]) -> dict[str, Any
     }
     pair = [pooled[OURS], pooled[PLAIN]]
     ratio = float(np.median(pair[0]) / np.median(pair[1]))
-    covered = np.concatenate(held).astype(float)
     others = [one for arm, one in pooled.items() if arm != OURS and len(one) == len(pair[0])]
 
     def to_best(ours: Array, *rest: Array) -> Any:
@@ -155,10 +152,23 @@ def _summary(errors: dict[str, list[Array]], held: list[Array]) -> dict[str, Any
         "ratio_interval": resampled(pair, lambda one, two: np.median(one) / np.median(two)),
         "ratio_to_best": float(to_best(pair[0], *others)),
         "ratio_to_best_interval": resampled([pair[0], *others], to_best),
-        "coverage": float(covered.mean()),
-        "coverage_interval": resampled([covered], lambda part: part.mean()),
+        **_coverage(held),
         "tested": len(pair[0]),
     }
+
+
+def _held(answer: CounterfactualNumbers, truth: Array) -> Array:
+    """(N,) whether the interval holds the truth."""
+    assert answer.lower is not None
+    assert answer.upper is not None
+    held: Array = (answer.lower.numpy() <= truth) & (truth <= answer.upper.numpy())
+    return held
+
+
+def _coverage(held: list[Array]) -> dict[str, Any]:
+    covered = np.concatenate(held).astype(float)
+    interval = resampled([covered], lambda part: part.mean())
+    return {"coverage": float(covered.mean()), "coverage_interval": interval}
 
 
 def _digits(
@@ -208,6 +218,7 @@ def _end_to_end(arguments: argparse.Namespace) -> dict[str, Any]:
     truth = np.array([income[i, 1 - choice[i]] for i in test_part[: len(asked)]])
     errors = [np.abs(column.numpy() - truth) for column in (answer.median, answer.prediction)]
     return {
+        **_coverage([_held(answer, truth)]),
         "people": len(learned),
         "tested": len(asked),
         "mdae": float(np.median(errors[0])),
@@ -228,7 +239,7 @@ def tables(record: Record) -> list[Table]:
     rows.append(("abducted over not abducted", *ratios))
     ratios = [with_interval(one["ratio_to_best"], one["ratio_to_best_interval"]) for one in found.values()]
     rows.append(("abducted over the best of the others, digits aside", *ratios))
-    covered = [f"{one['coverage']:.0%} ({_shares(one['coverage_interval'])})" for one in found.values()]
+    covered = [_covered(one) for one in found.values()]
     rows.append(("true counterfactuals inside our 90% intervals", *covered))
     chosen = ["; ".join(sorted(set(one["chosen"]))) for one in found.values()]
     rows.append(("chosen by factual likelihood", *chosen))
@@ -242,9 +253,11 @@ def tables(record: Record) -> list[Table]:
             f"{trained['mdae']:.0f}",
             f"{trained['prediction_mdae']:.0f}",
             with_interval(trained["ratio"], trained["ratio_interval"]),
+            _covered(trained),
         )
         heading = f"The default recipe end to end, additive noise, {trained['tested']} held-out people"
-        shown.append(Table(heading, ("learned from", "abducted", "not abducted", "ratio"), [line]))
+        columns = ("learned from", "abducted", "not abducted", "ratio", "inside 90% intervals")
+        shown.append(Table(heading, columns, [line]))
     return shown
 
 
@@ -252,8 +265,9 @@ def _arm(arms: dict[str, Any], arm: str) -> str:
     return with_interval(arms[arm]["mdae"], arms[arm]["interval"]) if arm in arms else ""
 
 
-def _shares(interval: Sequence[float]) -> str:
-    return f"{interval[0]:.0%}–{interval[1]:.0%}"
+def _covered(found: dict[str, Any]) -> str:
+    low, high = found["coverage_interval"]
+    return f"{found['coverage']:.0%} ({low:.0%}–{high:.0%})"
 
 
 def headlines(record: Record) -> list[tuple[str, str]]:

@@ -286,36 +286,48 @@ def headlines(record: Record) -> list[tuple[str, str]]:
 
 
 def draw(record: Record, file: Path) -> None:
-    """Attribution against distinct tokens."""
+    """Attribution, and what it costs in variety, against ρ at equal nats."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.5, 5.5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    recognised, varied = figure.subplots(1, 2)
     settings = record.figures["settings"]
-    tests = (("author", "o", "full", "whole texts"), ("half_author", "s", "none", "second halves from first"))
-    for family, colour in (("softmax", "tab:gray"), ("Gumbel", "tab:orange"), ("individual", "tab:blue")):
-        named = {name: row for name, row in settings.items() if name.startswith(family)}
-        for test, marker, fill, label in tests:
-            points = list(named.values())
-            middle, low, high = ([row[f"{test}{end}"] for row in points] for end in ("", "_low", "_high"))
-            bars = [
-                [m - e for m, e in zip(middle, low, strict=True)],
-                [e - m for m, e in zip(middle, high, strict=True)],
-            ]
-            axes.errorbar(
-                [row["distinct"] for row in points], middle, yerr=bars, fmt=marker, color=colour, capsize=2,
-                fillstyle=fill, label=f"{family}, {label}",
-            )  # fmt: skip
-        for name, row in named.items():
-            short = name.removeprefix(family).strip(" ,") or name
-            place = (row["distinct"], row["author"])
-            axes.annotate(short, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
-    axes.axhline(record.figures["chance"], color="black", linewidth=0.8, linestyle=":")
-    axes.set(
-        xlabel="distinct tokens per text", ylabel="given to their author", ylim=(0, 1.05),
-        title="Who wrote this? The dotted line is chance",
+    rows = {float(name.partition("=")[2]): row for name, row in settings.items() if "ρ=" in name}
+    rhos = sorted(rows)
+    shipped = settings["individual, as it comes"]
+
+    def curve(axes: Any, test: str, colour: str, label: str, marker: str) -> None:
+        middle, low, high = (
+            np.array([rows[rho][f"{test}{end}"] for rho in rhos]) for end in ("", "_low", "_high")
+        )
+        bars = [middle - low, high - middle]
+        axes.errorbar(rhos, middle, yerr=bars, color=colour, marker=marker, capsize=2, label=label)
+        axes.plot(
+            record.figures["persistence"], shipped[test], "*", color="tab:green", markersize=13, zorder=3
+        )
+
+    curve(recognised, "author", "tab:blue", "individuals, whole texts", "o")
+    curve(recognised, "half_author", "tab:purple", "individuals, second halves from first", "s")
+    for test, style, of in (("author", "--", "whole texts"), ("half_author", ":", "second halves")):
+        height = settings["Gumbel by position"][test]
+        recognised.axhline(height, color="tab:orange", linestyle=style, label=f"Gumbel noise, {of}")
+    recognised.axhline(settings[REFERENCE]["author"], color="tab:gray", label=f"{REFERENCE}, whole texts")
+    recognised.set(
+        xlabel="persistence ρ", ylabel="given to their author", ylim=(0, 1.05),
+        title=f"Who wrote this? (chance {record.figures['chance']:.1%})",
     )  # fmt: skip
-    axes.legend(fontsize=8)
+    curve(varied, "distinct", "tab:blue", "individuals", "o")
+    varied.axhline(settings[REFERENCE]["distinct"], color="tab:gray", label=REFERENCE)
+    varied.axhline(
+        settings["Gumbel by position"]["distinct"], color="tab:orange", linestyle="--", label="Gumbel noise"
+    )
+    varied.set(
+        xlabel="persistence ρ", ylabel=f"distinct tokens of {record.options['tokens']}", ylim=(0, None),
+        title="What it costs, at equal nats",
+    )  # fmt: skip
+    for axes in (recognised, varied):
+        axes.plot([], [], "*", color="tab:green", markersize=10, label="as they come, T = 1")
+        axes.legend(fontsize=8, loc="center right" if axes is recognised else "lower left")
     figure.savefig(file, dpi=130)
 
 

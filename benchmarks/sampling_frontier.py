@@ -21,25 +21,9 @@ import torch
 from causal_qwen import Individual, convert
 from causal_qwen.conversion import load_base
 from measure import BASE, Option, Record, Table, run_benchmark, watched
+from writers import PROMPTS as EVERY_PROMPT
 
-PROMPTS = (
-    "The old man walked slowly down to the harbour and",
-    "In order to bake a good loaf of bread, you",
-    "Scientists have discovered that the surface of the planet",
-    "My sister called me yesterday because",
-    "The main advantage of public transport is",
-    "When the first railway reached the town,",
-    "Dear neighbours, we would like to",
-    "A good friend is someone who",
-    "The recipe for happiness, according to the author,",
-    "During the long winter nights, the children",
-    "Water freezes at zero degrees, but",
-    "The teacher opened the window and said:",
-    "There are three reasons why",
-    "On the morning of the race,",
-    "Most people do not know that bees",
-    "The bridge was closed for repairs, so",
-)
+PROMPTS = EVERY_PROMPT[:16]
 ROWS = 52  # continuations that are generated together
 JUNK = 1e-5  # probability under the base below which a token is junk
 FAR = 5.0  # nats per token beyond which a setting is left out of the picture

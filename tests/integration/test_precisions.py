@@ -7,7 +7,9 @@ a trained backbone or of another base are.
 
 import copy
 import functools
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from causal_qwen.training import TrainingRecipe, train
 
 pytestmark = pytest.mark.slow
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CARS = "package:vega_datasets/_data/cars.json"
 # Half as many tokens as a sentence that says all: what is rounded is the same.
 TEMPLATE = "{Origin}, {Displacement} inches, {Horsepower} hp, {Weight_in_lbs} lb: {Miles_per_Gallon}"
@@ -29,34 +32,6 @@ READING = Reading(TEMPLATE, "Miles_per_Gallon")
 BASES = ("embedded", "off its grid")
 PRECISIONS = ("bfloat16", "int8", "int4")
 TESTED = 100  # cars that training does not see: three points are three of them
-
-
-@torch.no_grad()
-def leave_the_grid(model):
-    """Scale channels and undo it where they are read: the function stays, to rounding, and no weight does."""
-    config, generator = model.config, torch.Generator().manual_seed(0)
-    width = config.hidden_size // config.num_attention_heads
-    shared = config.num_attention_heads // config.num_key_value_heads
-
-    def scales(count):
-        return torch.exp(0.3 * torch.randn(count, generator=generator))
-
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for norm, readers in (
-            (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
-            (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
-        ):
-            scale = scales(config.hidden_size)
-            norm.weight *= scale
-            for reader in readers:
-                reader.weight /= scale
-        scale = scales(config.num_key_value_heads * width)
-        attention.v_proj.weight *= scale[:, None]
-        attention.o_proj.weight /= scale.view(-1, 1, width).expand(-1, shared, width).flatten()
-        scale = scales(config.intermediate_size)
-        mlp.up_proj.weight *= scale[:, None]
-        mlp.down_proj.weight /= scale
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +51,9 @@ def conversion():
 def moved(conversion):
     """The same function off the grid."""
     model = copy.deepcopy(conversion.model)
-    leave_the_grid(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        importlib.import_module("comparison").leave_the_grid(model)
     return model
 
 
