@@ -4,8 +4,8 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
 DEMO_STAMP := $(VENV)/.demo-done
 PIP := $(PYTHON) -m pip install --quiet --disable-pip-version-check
-# Workers of the tests, one thread each.
-JOBS ?= 2
+# Workers of the tests, one thread each: one more than cores, because some tests wait for other processes.
+JOBS ?= 3
 # vllm.py runs in the environment of vLLM.
 SHARED := effect_data effect_learners frozen measure peers render replay structural table_data vllm worlds writers
 BENCHMARKS := $(filter-out $(SHARED:%=benchmarks/%.py),$(wildcard benchmarks/*.py))

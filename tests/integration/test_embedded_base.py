@@ -51,8 +51,17 @@ def encode(base, prompts):
 
 def test_greedy_text_is_the_bases(base, conversion):
     inputs = encode(base, PROMPTS)
-    options = {**inputs, **ENDLESS, "max_new_tokens": 100, "do_sample": False}
-    assert torch.equal(conversion.model.generate(**options), base.model.generate(**options))
+    said = conversion.model.generate(**inputs, **ENDLESS, max_new_tokens=100, do_sample=False)
+    start = inputs["input_ids"].shape[1]
+    assert said.shape == (len(PROMPTS), start + 100)
+    # A text is greedy if each token is the choice after all before it: one pass instead of 100.
+    mask = torch.cat([inputs["attention_mask"], torch.ones(len(said), 99, dtype=torch.long)], dim=1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        choices = base.model(
+            input_ids=said[:, :-1], attention_mask=mask, position_ids=positions, logits_to_keep=100
+        ).logits.argmax(-1)
+    assert torch.equal(choices, said[:, start:])
 
 
 @pytest.mark.parametrize(

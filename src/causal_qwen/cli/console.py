@@ -57,7 +57,7 @@ def print_table(
 
 def note(message: str) -> None:
     """A line about progress, on standard error so that standard output stays clean."""
-    print(message, file=sys.stderr)
+    print(message, file=sys.stderr, flush=True)
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:

@@ -53,7 +53,7 @@ def command(
     try:
         from causal_qwen.serving.app import application
         from causal_qwen.serving.desk import Desk, Limits
-        from causal_qwen.serving.server import listening, serve
+        from causal_qwen.serving.server import bound_to, serve
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is missing; install the server with pip install 'causal-qwen[serve]'"
@@ -63,15 +63,14 @@ def command(
     limits = Limits(body=max_body, tokens=max_tokens, waiting=max_queue, seconds=timeout, batch=max_batch)
     key = _key(api_key)
     reading = Reading.of(model)
-    bound = listening(host, port)
-    with bound:
+    with bound_to(host, port) as bound:
         loaded, processor, native = load_on(engine, model, device=device, dtype=dtype)
         shown = name or Path(model).name or model
         desk = Desk(loaded, processor, native, name=shown, reading=reading, mode=mode, limits=limits)
         app = application(desk, key=key)
         address = f"[{host}]" if ":" in host else host
-        note(f"serving {shown} on http://{address}:{bound.getsockname()[1]}")
-        serve(app, bound, patience=drain)
+        told = f"serving {shown} on http://{address}:{bound.getsockname()[1]}"
+        serve(app, bound, ready=lambda: note(told), patience=drain)
     note("stopped")
 
 

@@ -11,13 +11,13 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-__all__ = ["listening", "serve"]
+__all__ = ["bound_to", "serve"]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that is bound, before a model is loaded for nothing.
+def bound_to(host: str, port: int) -> socket.socket:
+    """A socket that has its address, before a model is loaded for nothing; nobody can connect yet.
 
     Raises:
         ValueError: If the address is taken or not this machine's.
@@ -37,11 +37,17 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, whose first signal also stops new texts."""
+    """uvicorn's, whose first signal also stops new texts, and which tells when it can be reached."""
 
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], None], ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._drain, self._ready = drain, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Of SIGTERM and SIGINT."""
@@ -49,12 +55,15 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(app: FastAPI, bound: socket.socket, *, patience: float = 30.0) -> None:
+def serve(
+    app: FastAPI, bound: socket.socket, *, ready: Callable[[], None] = lambda: None, patience: float = 30.0
+) -> None:
     """Answer until a signal comes; then finish what was begun, for so many seconds.
 
     Args:
         app: Of `application`.
-        bound: Of `listening`.
+        bound: Of `bound_to`.
+        ready: Called when whoever connects is answered.
         patience: How long texts may take to end after the signal.
     """
     config = uvicorn.Config(
@@ -70,7 +79,7 @@ def serve(app: FastAPI, bound: socket.socket, *, patience: float = 30.0) -> None
     for number in before:
         signal.signal(number, lambda *_: None)
     try:
-        _Server(config, app.state.scheduler.drain).run(sockets=[bound])
+        _Server(config, app.state.scheduler.drain, ready).run(sockets=[bound])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
