@@ -39,7 +39,7 @@ SIZES = ("layers", "hidden_size", "intermediate_size", "heads", "rows")
 OPTIONS = {
     "base": BASE,
     "repeats": Option("interleaved rounds", 10, smoke=1, quick=3),
-    "precisions": Option("of the weights", PRECISIONS, smoke=("float32", "int8")),
+    "precisions": Option("of the weights", PRECISIONS, smoke=("int8",)),
     **{name: Option(SHAPE[name].help, SHAPE[name].full, smoke=SHAPE[name].smoke) for name in SIZES},
 }
 PEAK = """
