@@ -58,11 +58,11 @@ class NumberSupport(nn.Module):
             loc_U: Causes (..., D).
             largest: The leverage that `of` has divided by.
         """
-        x, directions = loc_U.double(), self.directions.double()
-        rest = self.rest.double()
-        known = 2 * self.gains.double() * rest / (self.gains.double() + rest)  # (R,) 1/(½v + λ), relative
-        roots = (largest * known).sqrt(), (largest * rest).sqrt()
-        return (roots[1] * x + ((roots[0] - roots[1]) * (x @ directions.T)) @ directions).float()
+        x, directions = loc_U.float(), self.directions.float()
+        gains, rest = self.gains.float(), self.rest.float()
+        known = (largest * 2 * gains * rest / (gains + rest)).sqrt()  # (R,) of 1/(½v + λ)
+        unknown = (largest * rest).sqrt()
+        return unknown * x + ((known - unknown) * (x @ directions.T)) @ directions
 
     @classmethod
     @torch.no_grad()
