@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -132,6 +133,9 @@ def number_batches(count=6, rows=8, length=10, seed=0, **extra):
 
 def pytest_collection_modifyitems(items):
     """Give workers the files with slow tests first, so that at the end none waits long for another."""
+    twice = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
+    if twice:  # of tests with one id pytest-xdist runs one, and tells nobody
+        raise pytest.UsageError(f"tests share an id: {', '.join(twice)}")
     if "PYTEST_XDIST_WORKER" in os.environ:
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)

@@ -1,7 +1,11 @@
 """Intervals hold what they promise, at the end and after looking; variance ratios are those of known laws."""
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from causal_qwen.counterfactual.comparison.ranking import rank
@@ -9,10 +13,14 @@ from causal_qwen.counterfactual.comparison.sequential import Design, planned_loo
 from causal_qwen.counterfactual.comparison.statistics import Mean, Tally, estimate, mean_difference, units
 
 RUNS = 600  # a coverage of 95% then lies within 92.8% and 97.2% in 99 of 100 cases
+def log_normal(draw, shape):
+    return np.exp(draw.normal(size=shape)) - np.exp(0.5)
+
+
 LAWS = {
     "normal": lambda draw, n: draw.normal(size=n),
     "heavy": lambda draw, n: draw.standard_t(2.5, n),
-    "skewed": lambda draw, n: (np.exp(draw.normal(size=(n, 10))) - np.exp(0.5)).mean(1),
+    "skewed": lambda draw, n: log_normal(draw, (n, 10)).mean(1),
     "rare": lambda draw, n: draw.choice([-1, 0, 1], (n, 10), p=[0.03, 0.9, 0.07]).mean(1) - 0.04,
 }
 
@@ -34,6 +42,44 @@ def test_the_interval_at_the_end_covers(law):
         interval = Mean.of(LAWS[law](draw, 100) + 0.3).interval(0.95)
         hits += interval.lower <= 0.3 <= interval.upper
     assert 0.925 <= hits / RUNS <= 0.98
+
+
+@pytest.mark.parametrize("shape", [(50, 1), (10, 5)])
+def test_the_interval_of_few_skewed_pairs_covers_where_student_does_not(shape):
+    draw, hits, students = np.random.default_rng(14), 0, 0
+    for _ in range(RUNS):
+        mean = mean_difference(log_normal(draw, shape), crossed=False)
+        ends, student = mean.interval(0.95), mean._replace(skewness=0.0).interval(0.95)
+        hits += ends.lower <= 0 <= ends.upper
+        students += student.lower <= 0 <= student.upper
+        assert ends.lower <= student.lower < student.upper <= ends.upper, "it is never narrower"
+    assert 0.93 <= hits / RUNS <= 0.975
+    assert students / RUNS < 0.925
+
+
+def test_without_skewness_the_interval_is_students():
+    values = np.random.default_rng(15).normal(size=20)
+    values = np.concatenate([values, 2 * values.mean() - values])  # its own mirror image
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert Mean.of(values).interval(0.95) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_skewness_of_a_mean_is_that_of_the_values_over_the_root_of_their_number():
+    values = log_normal(np.random.default_rng(16), 30)
+    assert Mean.of(values).skewness == pytest.approx(stats.skew(values, bias=False) / math.sqrt(30))
+
+
+@given(
+    t=st.floats(-40, 40), skewness=st.one_of(st.floats(-2, 2), st.floats(-1e-9, 1e-9)), larger=st.floats(0, 5)
+)
+def test_ends_and_t_agree_and_keep_their_order(t, skewness, larger):
+    mean = Mean(t, 1.0, 10, skewness)
+    if mean.t != 0:  # the hypothesis under which t is what it is, is 0
+        assert mean.end(mean.t) == pytest.approx(0, abs=1e-7)
+    assert abs(mean.t) <= abs(t)
+    assert mean.t * t >= 0
+    assert mean.end(t) >= mean.end(t + larger)
+    assert abs(t - mean.end(t)) >= abs(t) - 1e-12, "an end is never nearer than Student's"
 
 
 def test_the_interval_counts_that_an_individual_answers_every_prompt():
@@ -83,7 +129,7 @@ def test_one_prompt_is_welch_with_one_group():
     assert found.value / found.error == pytest.approx(expected.statistic)
 
 
-@pytest.mark.parametrize("law", ["normal", "heavy"])
+@pytest.mark.parametrize("law", ["normal", "heavy", "skewed"])
 @pytest.mark.parametrize("shift", [0.0, 0.35, 1.5])
 def test_the_interval_after_looking_covers(law, shift):
     draw, design, hits = np.random.default_rng(3), Design(planned_looks(60, 4)), 0

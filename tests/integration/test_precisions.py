@@ -1,8 +1,8 @@
 """A trained number means the same in every precision: cars, the heads alone trained, on both engines.
 
 The embedded base comes from 4 bits, and int8 and int4 find its grid again: on it they round nothing and
-cannot move a number. So the same function is tested a second time with its weights off that grid, as those of
-a trained backbone or of another base are.
+cannot move a number. So the same function is tested with its weights off that grid, as those of a trained
+backbone or of another base are.
 """
 
 import copy
@@ -29,7 +29,6 @@ CARS = "package:vega_datasets/_data/cars.json"
 # Half as many tokens as a sentence that says all: what is rounded is the same.
 TEMPLATE = "{Origin}, {Displacement} inches, {Horsepower} hp, {Weight_in_lbs} lb: {Miles_per_Gallon}"
 READING = Reading(TEMPLATE, "Miles_per_Gallon")
-BASES = ("embedded", "off its grid")
 PRECISIONS = ("bfloat16", "int8", "int4")
 TESTED = 100  # cars that training does not see: three points are three of them
 
@@ -59,31 +58,27 @@ def moved(conversion):
 
 @pytest.fixture(scope="module")
 def evaluated(cars, conversion, moved, tmp_path_factory):
-    """(base, precision) → the evaluation of a model trained on that base."""
+    """precision → the evaluation of a model trained off the grid."""
     training, tested = cars
-
-    @functools.cache
-    def trained(base):
-        directory = tmp_path_factory.mktemp("precisions")
-        model = moved if base == "off its grid" else conversion.model
-        model.save_pretrained(directory / "base")
-        conversion.processor.save_pretrained(directory / "base")
-        table = directory / "cars.jsonl"
-        table.write_text("".join(json.dumps(row) + "\n" for row in training), encoding="utf-8")
-        fields = {
-            "model": str(directory / "base"), "data": str(table), "output": str(directory / "model"),
-            "template": TEMPLATE, "target": "Miles_per_Gallon", "max_length": 128,
-        }  # fmt: skip
-        return str(train(TrainingRecipe.from_mapping(fields)).output)
+    directory = tmp_path_factory.mktemp("precisions")
+    moved.save_pretrained(directory / "base")
+    conversion.processor.save_pretrained(directory / "base")
+    table = directory / "cars.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in training), encoding="utf-8")
+    fields = {
+        "model": str(directory / "base"), "data": str(table), "output": str(directory / "model"),
+        "template": TEMPLATE, "target": "Miles_per_Gallon", "max_length": 128,
+    }  # fmt: skip
+    trained = str(train(TrainingRecipe.from_mapping(fields)).output)
 
     @functools.lru_cache(maxsize=1)
-    def loaded(base, dtype):
-        return load_model(trained(base), dtype=dtype)
+    def loaded(dtype):
+        return load_model(trained, dtype=dtype)
 
     @functools.cache
-    def run(base, precision):
+    def run(precision):
         integers = precision if precision.startswith("int") else None
-        model, processor = loaded(base, "float32" if integers else precision)
+        model, processor = loaded("float32" if integers else precision)
         engine = Engine.from_model(model, precision=integers) if integers else None
         batches = labelled_batches(processor, tested, reading=READING, max_length=128, batch_size=16)
         return run_evaluation(model, batches, engine=engine)
@@ -92,18 +87,16 @@ def evaluated(cars, conversion, moved, tmp_path_factory):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("base", BASES)
-def test_medians_stay_within_a_tenth_of_an_interval(evaluated, base, precision):
-    reference, found = evaluated(base, "float32"), evaluated(base, precision)
+def test_medians_stay_within_a_tenth_of_an_interval(evaluated, precision):
+    reference, found = evaluated("float32"), evaluated(precision)
     _, lower, upper, _ = reference.numbers(0.9)
     shift = float((found.predicted - reference.predicted).abs().median() / (upper - lower).median())
     assert shift <= 0.1 or moves(reference, precision)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("base", BASES)
-def test_coverage_stays_within_three_points(evaluated, base, precision):
-    reference, found = evaluated(base, "float32"), evaluated(base, precision)
+def test_coverage_stays_within_three_points(evaluated, precision):
+    reference, found = evaluated("float32"), evaluated(precision)
     assert found.coverage(0.9) == pytest.approx(reference.coverage(0.9), abs=0.03) or moves(
         reference, precision
     )

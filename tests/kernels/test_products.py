@@ -115,13 +115,24 @@ def test_what_does_not_lie_side_by_side_is_multiplied_in_torch():
         native.native_matrix(weight, None, None)
 
 
-@pytest.mark.slow
-def test_native_code_of_any_processor_and_one_thread(tmp_path, monkeypatch):
-    """Without -march=native and OpenMP the plain twins run: what an unknown processor would do."""
-    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
+@pytest.fixture(scope="module")
+def built_for_any(tmp_path_factory):
+    """The cache of native code without -march=native and OpenMP; it is built once."""
+    return tmp_path_factory.mktemp("any-processor")
+
+
+@pytest.fixture
+def any_processor(built_for_any, monkeypatch):
+    """The plain twins run: what an unknown processor would do."""
+    monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(built_for_any))
     monkeypatch.setattr(library, "_loaded", [])
     monkeypatch.setattr(library, "FLAGS", tuple(flag for flag in library.FLAGS if flag != "-march=native"))
     monkeypatch.setattr(library, "THREADING", (None,))
+    return built_for_any
+
+
+@pytest.mark.slow
+def test_native_code_of_any_processor_and_one_thread(any_processor):
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(20, 128, generator=generator), torch.randn(3, 128, generator=generator)
     whole = quantise((weight * 40).round().clamp(-127, 127) / 100)
@@ -141,16 +152,14 @@ def test_native_code_of_any_processor_and_one_thread(tmp_path, monkeypatch):
         torch.testing.assert_close(z_scores, (x @ W.T) / (x.abs() @ W.abs().T), rtol=1e-3, atol=1e-3)
         assert torch.equal(best, z_scores.argmax(-1))
         assert torch.equal(TokenScorer(matrix).among(y, 1, x, x.abs())[1], y.argmax(-1))
-    assert list((tmp_path / "compiled").glob("native-*.so"))
+    assert list((any_processor / "compiled").glob("native-*.so"))
 
 
-@pytest.mark.parametrize("forced", [False, True], ids=["as built here", "any processor"])
-def test_every_float16_widens_to_itself(forced, tmp_path, monkeypatch):
+@pytest.mark.parametrize("processor", ["this one", "any"])
+def test_every_float16_widens_to_itself(processor, request):
     """All 65,536 of them: subnormal, infinite and not numbers too."""
-    if forced:
-        monkeypatch.setenv("CAUSAL_QWEN_CACHE", str(tmp_path))
-        monkeypatch.setattr(library, "_loaded", [])
-        monkeypatch.setattr(library, "FLAGS", tuple(flag for flag in library.FLAGS if "native" not in flag))
+    if processor == "any":
+        request.getfixturevalue("any_processor")
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     columns = torch.zeros(2**16, 33, dtype=torch.float16)
     columns[:, 0] = columns[:, -1] = halves  # one in a whole group, one that is left over

@@ -74,9 +74,8 @@ class Look:
     @property
     def repeated(self) -> Interval:
         """Valid at all looks at the same time, also for who stops for a reason of their own."""
-        bound = self.design.boundaries[self.index]
-        reach = _student_quantile(bound, self.mean.freedom) * self.mean.error
-        return Interval(self.mean.value - reach, self.mean.value + reach)
+        reach = _student_quantile(self.design.boundaries[self.index], self.mean.freedom)
+        return Interval(self.mean.end(reach), self.mean.end(-reach))
 
     @functools.cached_property
     def interval(self) -> Interval:
@@ -91,7 +90,7 @@ class Look:
 
     @functools.cached_property
     def _z(self) -> float:
-        return _normal_quantile(self.mean.value / self.mean.error, self.mean.freedom)
+        return _normal_quantile(self.mean.t, self.mean.freedom)
 
     def _end(self, probability: float) -> float:
         """The difference under which this outcome is exceeded with this probability."""
@@ -99,7 +98,7 @@ class Look:
             return self.mean.value
         drift = self.design.drift(self.index, self._z, probability)
         deviation = self._z - drift * math.sqrt(self.design.shares[self.index])
-        return self.mean.value - self.mean.error * _student_quantile(deviation, self.mean.freedom)
+        return self.mean.end(_student_quantile(deviation, self.mean.freedom))
 
 
 class Design:

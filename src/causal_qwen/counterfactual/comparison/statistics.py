@@ -4,7 +4,9 @@ Prompts are fixed and individuals are drawn. Where every prompt has individuals 
 independent and prompts are strata. Where the same individuals answer every prompt (*crossed*), their pairs
 are dependent, an individual is the unit, and its differences are averaged over the prompts. Student's t gives
 the interval; it is self-normalised: under heavy tails it widens with its own outliers and errs on the side of
-caution. The variance ratio and the correlation have bootstrap intervals. This module knows numbers alone.
+caution. Under skewed ones it errs on one side, to which Hall's (1992) transformation moves an end: outwards
+only, because where tails are heavy a sample's skewness is chance. The variance ratio and the correlation have
+bootstrap intervals. This module knows numbers alone.
 """
 
 from __future__ import annotations
@@ -33,25 +35,56 @@ class Interval(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A mean, its standard error, and the degrees of freedom that the error is known with."""
+    """A mean, its standard error, the degrees of freedom that the error is known with, and its skewness."""
 
     value: float
     error: float
     freedom: float
+    skewness: float = 0.0  # of the mean's own law, not of the values'
 
     @classmethod
     def of(cls, values: Vector) -> Mean:
         """Of independent values (n,) of one law; nothing is known of the error where n < 2."""
         if len(values) < 2:
             return cls(float(values.mean()), math.inf, 0)
-        return cls(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))), len(values) - 1)
+        return mean_difference(values[:, None], crossed=False)
+
+    @property
+    def t(self) -> float:
+        """The studentised mean; nearer to 0 where skewness alone would take it as far."""
+        return _without_skewness(self.value / self.error, self.skewness)
+
+    def end(self, t: float) -> float:
+        """The hypothesis under which `t` is this, value − error·t; farther where skewness asks for it."""
+        return self.value - self.error * _with_skewness(t, self.skewness)
 
     def interval(self, level: float) -> Interval:
-        """Student's, value ± t·error."""
+        """Student's, value ± t·error, with the end farther out that skewness puts there."""
         if not math.isfinite(self.error):
             return Interval(-math.inf, math.inf)
-        reach = float(special.stdtrit(self.freedom, (1 + level) / 2)) * self.error
-        return Interval(self.value - reach, self.value + reach)
+        reach = float(special.stdtrit(self.freedom, (1 + level) / 2))
+        return Interval(self.end(reach), self.end(-reach))
+
+
+def _without_skewness(t: float, skewness: float) -> float:
+    """t + γt²/3 + γ²t³/27 + γ/6, nearly normal where t has the skewness −2γ of a mean with skewness γ.
+
+    Only towards 0, on the side where t is too large too often; the other side is left as it is.
+    """
+    if t * skewness >= 0:
+        return t
+    straight = t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6
+    return math.copysign(min(abs(t), max(math.copysign(1, t) * straight, 0.0)), t)
+
+
+def _with_skewness(t: float, skewness: float) -> float:
+    """The inverse of `_without_skewness`; of 0 the end that is farther from it."""
+    if t * skewness > 0 or abs(skewness) < TIE:
+        return t
+    cube = skewness * t - skewness**2 / 6  # (1 + γ·bent/3)³ − 1
+    root = math.expm1(math.log1p(cube) / 3) if cube > -0.5 else math.cbrt(1 + cube) - 1
+    bent = 3 * root / skewness
+    return min(t, bent) if skewness > 0 else max(t, bent)
 
 
 @dataclass(frozen=True)
@@ -173,7 +206,8 @@ def mean_difference(difference: Matrix, *, crossed: bool) -> Mean:
     """Mean over prompts of the means over individuals, for differences (n, P) with NaN where missing.
 
     Crossed, over the `units`. Else the prompts are strata: the variance is 1/P² Σ_p s_p²/n_p, with the
-    degrees of freedom of Welch and Satterthwaite. Prompts with fewer than two pairs are left out.
+    degrees of freedom of Welch and Satterthwaite, and the third moment 1/P³ Σ_p k_p/n_p², with Fisher's k of
+    prompts that have three pairs. Prompts with fewer than two are left out.
     """
     if crossed:
         return Mean.of(units(difference))
@@ -182,10 +216,14 @@ def mean_difference(difference: Matrix, *, crossed: bool) -> Mean:
     if difference.size == 0:
         return Mean(math.nan, math.inf, 0)
     parts = np.nanvar(difference, axis=0, ddof=1) / counts  # (P,)
-    spread, freedom = parts.sum(), float((counts - 1).sum())
+    means = np.nanmean(difference, axis=0)
+    spread, freedom, skewness = parts.sum(), float((counts - 1).sum()), 0.0
     if spread > 0:
         freedom = float(spread**2 / (parts**2 / (counts - 1)).sum())
-    return Mean(float(np.nanmean(difference, 0).mean()), math.sqrt(spread) / len(parts), freedom)
+        cubes = np.nansum((difference - means) ** 3, axis=0)  # k_p = n·cubes/((n − 1)(n − 2))
+        thirds = cubes / (counts * (counts - 1) * np.maximum(counts - 2, 1))  # of two, cubes are 0
+        skewness = float(thirds.sum() / spread**1.5)
+    return Mean(float(means.mean()), math.sqrt(spread) / len(parts), freedom, skewness)
 
 
 def units(difference: Matrix) -> Vector:
