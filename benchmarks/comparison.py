@@ -7,8 +7,8 @@ bootstrap interval. The base comes from 4 bits, so its int4 *is* its float32 to 
 therefore also measured for the same function with its weights moved off that grid, at int8 too, on fewer
 individuals. Training calibrates the gain κ again: "equal noise" is the copy at the temperature at which
 noise moves its causes as far as the base's (``compare --noise equal``).
-"independent" pairs each individual of A with the next one of B, from the same texts. The coverage of the
-intervals, at the end and after looking, is simulated with known differences.
+"independent" pairs each individual of A with the next one of B, from the same texts. What the intervals hold
+is measured by comparison_coverage.py.
 
     python benchmarks/comparison.py                    # hours on one core; --work keeps what was generated
     python benchmarks/comparison.py --quick --json     # a few individuals and tokens, to see that it runs
@@ -30,9 +30,8 @@ import torch
 from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.comparison import Judge, Said
 from causal_qwen.counterfactual.comparison.scores import PLAIN
-from causal_qwen.counterfactual.comparison.sequential import Design, planned_looks
 from causal_qwen.counterfactual.comparison.speakers import CausalTalker, speak
-from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, mean_difference
+from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate
 from causal_qwen.decoder import Engine
 from causal_qwen.individual import Individual
 from causal_qwen.prompting import Settings, Speaker
@@ -64,13 +63,12 @@ OPTIONS = {
     "tokens": Option("per text", 24, smoke=4, quick=8),
     "persistences": Option("of individuals", (0.2, 0.5), smoke=(0.2,), quick=(0.2,)),
     "steps": Option("of fine-tuning", 60, smoke=1, quick=2),
-    "simulations": Option("of comparisons with a known difference", 1000, smoke=20, quick=200),
     "work": Option("directory that keeps texts and the fine-tuned copy", "", smoke=""),
 }
 
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Estimates of every score for every comparison and coupling, and the coverage of the intervals."""
+    """Estimates of every score for every comparison and coupling."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(arguments.work or temporary)
         work.mkdir(parents=True, exist_ok=True)
@@ -80,7 +78,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         every = [*people, GUMBEL, COOLER]
         # Persistence matters where texts drift apart; elsewhere the default will do.
         couplings = {name: [DEFAULT, GUMBEL] for name in COMPARISONS} | {
-            "tuned": [*people, people[-1] + EQUAL, GUMBEL, COOLER]
+            "tuned": [*people, *(who + EQUAL for who in people), GUMBEL, COOLER]
         }
         tasks = [
             (start, side, coupling)
@@ -102,7 +100,7 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
             name: {score: _figures(texts, name, DEFAULT, score, shift=1) for score in SCORES}
             for name in COMPARISONS
         }
-    return {"compared": compared, "independent": strangers, "coverage": coverage(arguments.simulations)}
+    return {"compared": compared, "independent": strangers}
 
 
 def _figures(texts: Texts, name: str, coupling: str, score: str, *, shift: int = 0) -> dict[str, Any]:
@@ -262,52 +260,8 @@ def leave_the_grid(model: Any) -> None:
         mlp.down_proj.weight /= scale
 
 
-# Differences of pairs with mean 0 and a scale near 1: light, heavy and skewed tails, and rare ones.
-LAWS: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
-    "normal": lambda draw, shape: draw.normal(size=shape),
-    "Student, 3 degrees": lambda draw, shape: draw.standard_t(3, shape) / 1.7,
-    "Student, 2 degrees": lambda draw, shape: draw.standard_t(2, shape) / 2.5,
-    "log-normal": lambda draw, shape: (np.exp(draw.normal(size=shape)) - np.exp(0.5)) / 2.16,
-    "right or wrong": lambda draw, shape: (draw.choice([-1, 0, 1], shape, p=[0.03, 0.9, 0.07]) - 0.04) / 0.31,
-}
-SIMULATED = (100, 10)  # individuals for each prompt, and prompts
-LOOKS, SHIFTS = 5, (0.0, 0.1)
-
-
-def coverage(simulations: int) -> dict[str, Any]:
-    """Share of intervals that hold a known difference, at the end and after looking."""
-    draw, design = np.random.default_rng(0), Design(planned_looks(SIMULATED[0], LOOKS))
-    rows = {}
-    for law, drawn in LAWS.items():
-        for shift in SHIFTS:
-            fixed = sequential = individuals = 0
-            for _ in range(simulations):
-                values = drawn(draw, SIMULATED) + shift
-                interval = mean_difference(values, crossed=False).interval(0.95)
-                fixed += interval.lower <= shift <= interval.upper
-                for index, count in enumerate(design.looks):
-                    look = design.look(index, mean_difference(values[:count], crossed=False))
-                    if look.significant:
-                        break
-                sequential += look.interval.lower <= shift <= look.interval.upper
-                individuals += look.individuals
-            rows[f"{law}, {shift}"] = {
-                "law": law, "difference": shift, "fixed": _share(fixed, simulations),
-                "sequential": _share(sequential, simulations), "individuals": individuals / simulations,
-            }  # fmt: skip
-    return rows
-
-
-def _share(hits: int, count: int) -> dict[str, float]:
-    """A share with Wilson's interval."""
-    p, z = hits / count, 1.96
-    center, reach = p + z * z / (2 * count), z * np.sqrt(p * (1 - p) / count + z * z / (4 * count**2))
-    scale = 1 + z * z / count
-    return {"share": p, "lower": float((center - reach) / scale), "upper": float((center + reach) / scale)}
-
-
 def tables(record: Record) -> list[Table]:
-    """One table of variance ratios per comparison, and the coverage."""
+    """One table of variance ratios per comparison."""
     shown = []
     for name, title in COMPARISONS.items():
         rows = [
@@ -323,17 +277,6 @@ def tables(record: Record) -> list[Table]:
         )
         pairs = strangers["nats"]["pairs"]
         shown.append(Table(f"Variance ratio over {pairs:,} pairs: {title}", columns, rows))
-    rows = [
-        (
-            f"{row['law']}, difference {row['difference']:g}",
-            _percent(row["fixed"]), _percent(row["sequential"]), f"{row['individuals']:.0f}",
-        )
-        for row in record.figures["coverage"].values()
-    ]  # fmt: skip
-    columns = ("differences of pairs", "at the end", "after looking", "individuals a prompt")
-    people, prompts = SIMULATED
-    title = f"Coverage of 95% intervals, {people} individuals for each of {prompts} prompts"
-    shown.append(Table(title, columns, rows))
     return shown
 
 
@@ -361,10 +304,6 @@ def _interval(found: dict[str, Any]) -> str:
     if None in ends:
         return "–"
     return "{:.2f} ({:.2f}–{:.2f})".format(*ends)
-
-
-def _percent(share: dict[str, float]) -> str:
-    return f"{share['share']:.1%} ({share['lower']:.1%}–{share['upper']:.1%})"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -39,7 +39,8 @@ TRAINING = {
 KEYS = {
     "abduction": ({"sampled_replay_rate", "written_replay_rate", "seconds_per_token", "refused"},),
     "cars": ({"medians", "runs", "splits"},),
-    "comparison": ({"compared", "independent", "coverage"},),
+    "comparison": ({"compared", "independent"},),
+    "comparison_coverage": ({"normal, 0.0", "log-normal, 0.1"},),
     "conversion_cost": ({"bfloat16", "float32", "gguf"},),
     "counterfactual_truth": (
         {"additive_ratio", "multiplicative_ratio", "monotone_ratio", "noises", "end_to_end"},

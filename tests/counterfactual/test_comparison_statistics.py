@@ -13,6 +13,8 @@ from causal_qwen.counterfactual.comparison.sequential import Design, planned_loo
 from causal_qwen.counterfactual.comparison.statistics import Mean, Tally, estimate, mean_difference, units
 
 RUNS = 600  # a coverage of 95% then lies within 92.8% and 97.2% in 99 of 100 cases
+
+
 def log_normal(draw, shape):
     return np.exp(draw.normal(size=shape)) - np.exp(0.5)
 

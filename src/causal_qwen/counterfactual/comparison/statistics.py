@@ -220,9 +220,9 @@ def mean_difference(difference: Matrix, *, crossed: bool) -> Mean:
     spread, freedom, skewness = parts.sum(), float((counts - 1).sum()), 0.0
     if spread > 0:
         freedom = float(spread**2 / (parts**2 / (counts - 1)).sum())
-        cubes = np.nansum((difference - means) ** 3, axis=0)  # k_p = n·cubes/((n − 1)(n − 2))
-        thirds = cubes / (counts * (counts - 1) * np.maximum(counts - 2, 1))  # of two, cubes are 0
-        skewness = float(thirds.sum() / spread**1.5)
+        cubes = np.nansum(((difference - means) / math.sqrt(spread)) ** 3, axis=0)
+        # k_p/n_p² with k_p = n_p·cubes/((n_p − 1)(n_p − 2)); of two pairs, cubes are 0
+        skewness = float((cubes / (counts * (counts - 1) * np.maximum(counts - 2, 1))).sum())
     return Mean(float(means.mean()), math.sqrt(spread) / len(parts), freedom, skewness)
 
 
