@@ -164,6 +164,38 @@ def test_one_prompt_of_many_rows_is_read_once(monkeypatch):
         torch.testing.assert_close(causes.U0.loc, outputs.loc_U0[:, position], rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_have_ended_are_passed_over_and_change_nothing(monkeypatch):
+    """Left padding, a number on the way, and one row after another that ends: bit for bit."""
+    model, generator = tiny_causal(), torch.Generator().manual_seed(4)
+    ids = torch.randint(0, 90, (5, 7), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    engine = Engine.from_model(model)
+    if not engine.reads_some(1):
+        pytest.skip("there is no compiler for native code here")
+    read, step = [], engine.step
+    monkeypatch.setattr(
+        engine, "step", lambda x, *given: read.append(len(x)) or step(x, *given), raising=True
+    )
+    whole, some = (NativeStepper(model, engine, mask, max_length=16) for _ in range(2))
+    ended = torch.zeros(5, dtype=torch.bool)
+    with torch.no_grad():
+        for stepper in (whole, some):
+            stepper.prefill(ids, None)
+        read.clear()
+        for ends in (None, 3, None, 0, 1, None, 4):
+            if ends is not None:
+                ended[ends] = True
+            tokens = torch.randint(0, 90, (5,), generator=generator)
+            tokens[2], values = 258, torch.tensor([0, 0, 7.5, 0, 0], dtype=torch.float64)
+            expected, found = whole.step(tokens, values), some.step(tokens, values, ended)
+            for law, own in zip(expected, found, strict=True):
+                assert torch.equal(law.loc[~ended], own.loc[~ended])
+                assert torch.equal(law.scale[~ended], own.scale[~ended])
+                assert law.loc.shape == own.loc.shape
+    assert read[1::2] == [5, 4, 4, 3, 2, 2, 1]
+
+
 @pytest.mark.parametrize(
     "mode", [{"inference_mode": "standard", "do_sample": True}, {"inference_mode": "causal"}]
 )

@@ -142,6 +142,31 @@ class Engine:
         cache.accept(place.valid)
         return normalise(x, self.weights.gain, self.weights.shift, eps=self.config.norm_eps)
 
+    def reads_some(self, count: int) -> bool:
+        """Whether `some` can read this many rows without the others: in native code, where they are few."""
+        return self.step is not None and 0 < count <= LARGEST_NATIVE
+
+    @torch.no_grad()
+    def some(self, embeddings: Tensor, cache: KVCache, rows: Sequence[int]) -> Tensor:
+        """Features z of one more token in some rows of a batch; the others have ended, once and for all.
+
+        Args:
+            embeddings: (n, 1, H).
+            cache: Of the whole batch; written in place.
+            rows: Which of its rows these are.
+
+        Returns:
+            (n, 1, H), after the final norm.
+
+        Raises:
+            ValueError: If the rows are too many, or the cache is full.
+        """
+        if self.step is None or not self.reads_some(len(rows)):
+            raise ValueError(f"{len(rows)} rows cannot be read without the others: ask reads_some() first")
+        if cache.length == cache.capacity:
+            raise ValueError(f"the cache is full, with {cache.capacity} slots: start with a larger one")
+        return self.step(embeddings.float().clone(memory_format=torch.contiguous_format), cache, rows)
+
     @torch.no_grad()
     def extend(self, embeddings: Tensor, caches: Sequence[KVCache], counts: Sequence[int]) -> Tensor:
         """Features z of the next tokens of several texts, of which one may be longer than another.

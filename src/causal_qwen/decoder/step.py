@@ -50,12 +50,13 @@ class NativeStep:
             config.norm_eps,
         )
 
-    def __call__(self, x: Tensor, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, cache: KVCache, rows: Sequence[int] | None = None) -> Tensor:
         """All blocks and the final norm for one new token per row, which takes the cache's next slot.
 
         Args:
-            x: (B, 1, H) float32, contiguous; overwritten.
+            x: (n, 1, H) float32, contiguous; overwritten.
             cache: Of float32, with room; written in place.
+            rows: The n rows of the cache that get a token; None is all of them.
 
         Returns:
             ``x``.
@@ -65,15 +66,15 @@ class NativeStep:
         """
         self._check(cache)
         slot, batch, width = cache.length, cache.batch, self._slot_width
-        features = pointer(x, (batch, 1, self._config.hidden_size))
+        rows = range(batch) if rows is None else rows
+        features = pointer(x, (len(rows), 1, self._config.hidden_size))
         valid = pointer(cache.valid, dtype=torch.bool) or 0
-        cache.valid[:, slot] = True
+        cache.valid[list(rows), slot] = True
         cache.length += 1
         texts = [
-            CText(*cache.addresses, valid + row * cache.capacity, row * width, batch * width)
-            for row in range(batch)
+            CText(*cache.addresses, valid + row * cache.capacity, row * width, batch * width) for row in rows
         ]
-        return self._run(x, features, texts, list(range(batch)), [slot] * batch)
+        return self._run(x, features, texts, list(range(len(rows))), [slot] * len(rows))
 
     def extend(self, x: Tensor, caches: Sequence[KVCache], counts: Sequence[int]) -> Tensor:
         """The same for any number of new tokens of several texts without padding, each with its own cache.

@@ -118,6 +118,11 @@ class Texts:
         self.ended |= rows
 
     @property
+    def padded(self) -> Tensor | None:
+        """(B,) rows that get nothing but padding from here on; None where rows that have ended go on."""
+        return None if self._pad is None else self.ended
+
+    @property
     def all_ended(self) -> bool:
         """Whether nothing is left to continue."""
         return all(self.ended.tolist())
@@ -140,4 +145,4 @@ def steps(
         tokens = texts.append(choice)
         yield Inference(causes.U, causes.U0, choice, tokens, stepper.readout)
         values = texts.numbers[0]
-        causes = stepper.step(tokens, None if values is None else values[:, -1])
+        causes = stepper.step(tokens, None if values is None else values[:, -1], texts.padded)

@@ -145,10 +145,17 @@ class NativeStepper:
         spread = [law.expand(rows, *law.shape[1:]).contiguous() for law in (U.loc, U.scale, U0.loc, U0.scale)]
         return Causes(Cauchy(*spread[:2]), Cauchy(*spread[2:]))
 
-    def step(self, tokens: Tensor, numeric_values: Tensor | None) -> Causes:
-        """As in `Stepper`."""
+    def step(self, tokens: Tensor, numeric_values: Tensor | None, ended: Tensor | None = None) -> Causes:
+        """As in `Stepper`; in native code, rows that have ended are passed over."""
         values = None if numeric_values is None else numeric_values[:, None]
-        return self._read(tokens[:, None], None, values)
+        running = [] if ended is None else [row for row, end in enumerate(ended.tolist()) if not end]
+        if len(running) == len(tokens) or not self.engine.reads_some(len(running)):
+            return self._read(tokens[:, None], None, values)
+        embeddings = self.features.embed(tokens[running, None], None if values is None else values[running])
+        U, U0 = self._causes(self.engine.some(embeddings, self._cache, running)[:, -1])
+        rows = torch.zeros(len(tokens), dtype=torch.long)  # what has ended repeats the first that goes on
+        rows[running] = torch.arange(len(running))
+        return Causes(U[rows], U0[rows])
 
     def _read(self, input_ids: Tensor, mask: Tensor | None, values: Tensor | None) -> Causes:
         return self._causes(self.features(input_ids, mask, values, self._cache).select(1, -1))

@@ -43,8 +43,12 @@ class Stepper(Protocol):
         """Read the prompts (B, T) and the values at their <NUM> tokens, (B, T) or None where none has one."""
         ...
 
-    def step(self, tokens: Tensor, numeric_values: Tensor | None) -> Causes:
-        """Read one more token per row, (B,), and its value, (B,) or None where no text has a number yet."""
+    def step(self, tokens: Tensor, numeric_values: Tensor | None, ended: Tensor | None = None) -> Causes:
+        """Read one more token per row, (B,), and its value, (B,) or None where no text has a number yet.
+
+        Rows that have ``ended``, (B,), get nothing but padding: they need not be read, once and for all, and
+        their causes mean nothing.
+        """
         ...
 
 
@@ -84,8 +88,8 @@ class TransformersStepper:
         self._forward = self.model.get_compiled_call(self.config.compile_config) if compiled else self.model
         return self._causes(self.model._prefill(input_ids, self.config, self.inputs))
 
-    def step(self, tokens: Tensor, numeric_values: Tensor | None) -> Causes:
-        """As in `Stepper`."""
+    def step(self, tokens: Tensor, numeric_values: Tensor | None, ended: Tensor | None = None) -> Causes:
+        """As in `Stepper`; every row is read."""
         self._input_ids = torch.cat([self._input_ids, tokens[:, None]], dim=-1)  # (B, T)
         if numeric_values is not None:
             self.inputs["numeric_values"] = self._grown(numeric_values)
