@@ -31,7 +31,7 @@ from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.comparison import Judge, Said
 from causal_qwen.counterfactual.comparison.scores import PLAIN
 from causal_qwen.counterfactual.comparison.speakers import CausalTalker, speak
-from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate
+from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, mean_difference
 from causal_qwen.decoder import Engine
 from causal_qwen.individual import Individual
 from causal_qwen.prompting import Settings, Speaker
@@ -107,7 +107,11 @@ def _figures(texts: Texts, name: str, coupling: str, score: str, *, shift: int =
     other = texts.scores(name, coupling, score)
     one = texts.scores("base", coupling.removesuffix(EQUAL), score)[: len(other)]
     found = estimate(one, np.roll(other, -shift, axis=0), seen=one.size, level=0.95)
-    return {name: getattr(found, name) for name in KEPT}
+    errors = {
+        f"mean_{side}_error": mean_difference(scores, crossed=False).error
+        for side, scores in (("a", one), ("b", other))
+    }
+    return {name: getattr(found, name) for name in KEPT} | errors
 
 
 KEPT = [
@@ -272,12 +276,25 @@ def tables(record: Record) -> list[Table]:
         rows.append(("independent", *_row(strangers)))
         columns: tuple[str, ...] = (
             "coupling",
-            "nats, A and B",
+            "nats of A and of B, ± 1.96 s.e.",
             *(f"ratio, {name}" for name in SCORES.values()),
         )
         pairs = strangers["nats"]["pairs"]
         shown.append(Table(f"Variance ratio over {pairs:,} pairs: {title}", columns, rows))
     return shown
+
+
+def headlines(record: Record) -> list[tuple[str, str]]:
+    """What pairs are worth where texts drift apart."""
+    tuned = record.figures["compared"]["tuned"]
+    shown = [DEFAULT, f"0.5{EQUAL}", GUMBEL]
+    label = "; ".join(_coupling(coupling) for coupling in shown)
+    return [
+        (
+            "variance of a difference in characters against strangers', base and fine-tuned copy: " + label,
+            "; ".join(_interval(tuned[coupling]["length"]) for coupling in shown),
+        )
+    ]
 
 
 def _parts(coupling: str) -> tuple[str, float]:
@@ -296,7 +313,8 @@ def _coupling(name: str) -> str:
 def _row(scores: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """Mean nats of both sides, and the variance ratio of each score."""
     nats = scores["nats"]
-    return f"{nats['mean_a']:.2f}, {nats['mean_b']:.2f}", *(_interval(scores[score]) for score in SCORES)
+    means = [f"{nats[f'mean_{side}']:.2f} ± {1.96 * nats[f'mean_{side}_error']:.2f}" for side in "ab"]
+    return ", ".join(means), *(_interval(scores[score]) for score in SCORES)
 
 
 def _interval(found: dict[str, Any]) -> str:

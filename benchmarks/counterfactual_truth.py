@@ -272,7 +272,8 @@ def _covered(found: dict[str, Any]) -> str:
 
 def headlines(record: Record) -> list[tuple[str, str]]:
     """What abduction is worth."""
-    ratios = ", ".join(f"{record.figures['noises'][noise]['ratio']:.2f}" for noise in NOISES)
+    found = [record.figures["noises"][noise] for noise in NOISES]
+    ratios = ", ".join(with_interval(one["ratio"], one["ratio_interval"]) for one in found)
     label = "median error of a counterfactual number, abducted over not: additive, multiplicative, monotone"
     return [(label, ratios)]
 
