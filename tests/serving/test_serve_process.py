@@ -65,7 +65,12 @@ def test_a_signal_lets_everybody_finish(directory, tmp_path):
         threads = [threading.Thread(target=ask) for _ in range(3)]  # two run, one waits
         for thread in threads:
             thread.start()
-        wait_for(lambda: httpx.get(f"{address}/health").json()["waiting"] == 1, child)
+
+        def all_taken():  # who comes first waits too, until the batch takes it
+            state = httpx.get(f"{address}/health").json()
+            return (state["running"], state["waiting"]) == (2, 1)
+
+        wait_for(all_taken, child)
         child.terminate()
         for thread in threads:
             thread.join()

@@ -387,17 +387,19 @@ def test_a_client_that_goes_away_frees_its_row(desk, monkeypatch):
         assert post(address, "/v1/completions", prompt="a", max_tokens=2).status_code == 200
 
 
-def test_a_full_queue_says_when_to_come_again(desk):
-    with served(tiny_desk(batch=1, waiting=1, tokens=400)) as (address, app):
+def test_a_full_queue_says_when_to_come_again(desk, monkeypatch):
+    step, go = NativeBatch.step, threading.Event()  # nothing ends before the queue has been seen
+    monkeypatch.setattr(NativeBatch, "step", lambda batch: (go.wait(60), step(batch))[1])
+    with served(tiny_desk(batch=1, waiting=1)) as (address, app):
         done = []
 
         def ask():
-            done.append(post(address, "/v1/completions", prompt="a", max_tokens=300).status_code)
+            done.append(post(address, "/v1/completions", prompt="a", max_tokens=3).status_code)
 
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while (
             not (app.state.scheduler.running and app.state.scheduler.waiting) and time.monotonic() < deadline
         ):
@@ -406,6 +408,7 @@ def test_a_full_queue_says_when_to_come_again(desk):
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "queue_full"
+        go.set()
         for thread in threads:
             thread.join()
         assert done == [200, 200]
