@@ -1,8 +1,9 @@
 """How often does the interval of a comparison hold a difference that is known?
 
-Differences of pairs are drawn from light, heavy and skewed laws and from a rare one, and shifted by the true
-difference. Asked is the 95% interval after few pairs, after many, and where one looks before the end and
-stops once it excludes 0. Student's interval, without what `statistics` does about skewness, stands beside.
+Differences of pairs are drawn from light, heavy and skewed laws and from rare ones, and shifted by the true
+difference. Asked is the 95% interval after few pairs, five or only two for each prompt, after many, and where
+one looks before the end and stops once it excludes 0. Student's interval, without what `statistics` does
+about skewness, stands beside.
 
     python benchmarks/comparison_coverage.py            # some minutes on one core
     python benchmarks/comparison_coverage.py --quick    # fewer simulations
@@ -28,11 +29,18 @@ LAWS: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
     "Student, 2 degrees": lambda draw, shape: draw.standard_t(2, shape) / 2.5,
     "exponential": lambda draw, shape: draw.exponential(size=shape) - 1,
     "log-normal": lambda draw, shape: (np.exp(draw.normal(size=shape)) - np.exp(0.5)) / 2.16,
+    "log-normal, σ = 1.5": lambda draw, shape: (np.exp(1.5 * draw.normal(size=shape)) - np.exp(1.125)) / 8.97,
+    "one in ten": lambda draw, shape: (draw.poisson(0.1, shape) - 0.1) / 0.316,
     "right or wrong": lambda draw, shape: (draw.choice([-1, 0, 1], shape, p=[0.03, 0.9, 0.07]) - 0.04) / 0.31,
 }
-FEW, MANY = (5, 10), (100, 10)  # individuals for each prompt, and prompts
+FEW, TWO, MANY = (5, 10), (2, 25), (100, 10)  # individuals for each prompt, and prompts
 LOOKS, SHIFTS, LEVEL = 5, (0.0, 0.1), 0.95
-COLUMNS = {"few": "50 pairs", "many": "1,000 pairs", "looking": "after looking"}
+COLUMNS = {
+    "few": "50 pairs, 10 prompts",
+    "two": "50 pairs, 25 prompts",
+    "many": "1,000 pairs, 10 prompts",
+    "looking": "the same, after looking",
+}
 OPTIONS = {"simulations": Option("of comparisons with a known difference", 2000, smoke=10, quick=200)}
 
 
@@ -48,11 +56,12 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     for law, shift in watched([(law, shift) for law in LAWS for shift in SHIFTS], "laws"):
         hits, individuals = Counter[str](), 0
         for _ in range(arguments.simulations):
-            few, many = (LAWS[law](draw, shape) + shift for shape in (FEW, MANY))
+            few, two, many = (LAWS[law](draw, shape) + shift for shape in (FEW, TWO, MANY))
             for name, student in (("", False), ("_student", True)):
                 look = stopped(design, many, student=student)
                 intervals = {
                     "few": mean(few, student=student).interval(LEVEL),
+                    "two": mean(two, student=student).interval(LEVEL),
                     "many": mean(many, student=student).interval(LEVEL),
                     "looking": look.interval,
                 }
@@ -101,7 +110,7 @@ def tables(record: Record) -> list[Table]:
     columns = ("differences of pairs", *COLUMNS.values())
     return [
         Table(
-            f"95% intervals that hold the difference, {MANY[1]} prompts",
+            "95% intervals that hold the difference",
             (*columns, f"individuals, of {MANY[0]}"),
             [(name, *shares, stop) for name, shares, stop in zip(names, ours, stops, strict=True)],
         ),
