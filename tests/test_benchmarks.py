@@ -48,7 +48,7 @@ KEYS = {
     "decision_head": ({"times", "memory"}, {"float32_ratio", "bfloat16_ratio", "batch8_ratio"}),
     "decode": (DECODE | {"tables", "quality"}, DECODE),
     "decoder_cache": ({"64", "128"},),
-    "descriptions": ({"states", "median_mdae", "seconds"},),
+    "descriptions": ({"states", "left_out", "seconds"},),
     "fuzz": ({"targets", "all"},),
     "generate": ({"embedded", "tiny dimensions", "growth"}, GENERATE),
     "identity": ({"attribution", "half_text", "half_text_standard_errors", "chance", "settings"},),

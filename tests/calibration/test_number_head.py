@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from causal_qwen.calibration import (
     number_data,
@@ -11,6 +13,7 @@ from causal_qwen.calibration import (
     solve_numbers,
     wake_numbers,
 )
+from causal_qwen.calibration.placing import _cuts
 from causal_qwen.cauchy import Cauchy
 from conftest import tiny_causal
 
@@ -171,11 +174,47 @@ def test_the_token_of_numbers_is_chosen_before_them_alone(model, move_row):
     other = {"input_ids": words, "labels": words, "numeric_values": torch.zeros(words.shape)}
     wake_numbers(model)
     data = number_data(model, [{name: tensor[:20] for name, tensor in batch.items()}, other])
-    place_num_token(model, data, move_row=move_row)
+    row = model.lm_head.weight[NUM].clone()
+    assert place_num_token(model, data, move_row=move_row) == move_row
+    assert torch.equal(model.lm_head.weight[NUM], row) != move_row
     before = model.prob_num(data.U, data.U0)
     elsewhere = model.prob_num(data.U_elsewhere, data.U0_elsewhere)
     right = torch.cat([before > 0.5, elsewhere < 0.5]).double().mean()
     assert right > (0.8 if move_row else 0.5)
+
+
+def test_in_running_text_a_number_is_written_where_it_is_likelier_than_a_word(model):
+    """Behind 7 always; behind 9 in one of five cases, which are two thirds of all numbers."""
+    behind_9 = [[9, NUM]] * 20 + [[9, 3]] * 80
+    words = torch.tensor([[7, NUM]] * 10 + behind_9 + [[word, 4] for word in range(50, 250)])
+    values = torch.where(words == NUM, 1.0 + torch.arange(len(words))[:, None], 0.0).double()
+    wake_numbers(model)
+    data = number_data(model, [{"input_ids": words, "labels": words, "numeric_values": values}])
+    assert data.words_per_number == 280 / 30
+    place_num_token(model, data, among_words=True)
+    with torch.no_grad():
+        S = model(input_ids=words[:, :1], output_scores=True).S
+    chosen = model.action.z_scores(S)[:, 0].argmax(-1) == NUM
+    assert chosen[:10].all()
+    assert not chosen[10:110].any()
+    assert chosen[110:].double().mean() < 0.05
+
+
+@given(st.lists(st.floats(-9, 9), min_size=20, max_size=60), st.floats(1, 30))
+def test_a_cut_is_midway_between_nine_tenths_of_either_side_where_they_are_apart(entries, odds):
+    unwanted = torch.tensor(entries, dtype=torch.float64)
+    wanted = unwanted.max() + 1 + unwanted.abs()
+    low = unwanted.quantile(1 - 0.1 / odds, interpolation="higher")
+    high = wanted.quantile(0.1, interpolation="lower")
+    cut = sum(_cuts(wanted, unwanted, odds)) / 2
+    assert unwanted.max() < cut or odds * (unwanted > cut).double().mean() <= 0.1
+    gaps = [torch.cat([wanted, unwanted]).sort().values.diff().max().item()]
+    assert cut == pytest.approx(float(low + high) / 2, abs=max(gaps))
+
+
+def test_sides_that_cannot_be_told_apart_are_cut_by_their_odds():
+    both = torch.linspace(-1, 1, 101)
+    assert sum(_cuts(both, both, 20.0)) / 2 > 0.7  # nearly every position is one where it is not wanted
 
 
 def test_no_prompt_gives_a_wild_number_unflagged(model):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from causal_qwen.training import train
@@ -24,6 +25,7 @@ from training_runs import (
     recipe,
     start,
     start_together,
+    weights,
     write_table,
 )
 
@@ -115,7 +117,7 @@ def assert_same_run(one, other):
         assert values == pytest.approx(expected, rel=1e-3)
     assert_same_weights(one, other, **ROUNDING)
     expected, values = (json.loads((output / "evaluation.json").read_text()) for output in (one, other))
-    for name in ("eval/reg_mdae", "eval/coverage_90", "eval/width_90_median", "eval/softmax_nll"):
+    for name in ("eval/reg_mdae", "eval/coverage_90", "eval/width_90_median", "eval/accuracy"):
         assert values[name] == pytest.approx(expected[name], rel=1e-2), name
     assert len(scores(one)) == 21
     assert scores(other) == pytest.approx(scores(one), rel=1e-2)
@@ -185,20 +187,23 @@ def test_a_checkpoint_with_a_damaged_shard_is_named(full, part, damage):
 
 
 @pytest.mark.slow
-def test_early_stopping_returns_the_best_shards(model, tmp_path):
+def test_early_stopping_returns_the_best_shards(model, tmp_path, monkeypatch):
     options = OPTIONS | {"early_stopping": 1, "eval_steps": 1, "save_steps": 1, "save_total_limit": 1}
     options |= {"max_steps": 30, "learning_rate": 0.3, "heads_learning_rate": 0.5}
-    result = train(recipe(tmp_path, model, output=str(tmp_path / "alone"), **ALONE, **options))
     processes(recipe(tmp_path, model, output=str(tmp_path / "together"), **TOGETHER, **options), 2)
+    # What is solved for and placed at the end would change the figures of the best step.
+    monkeypatch.setattr("causal_qwen.training.run.calibrate", lambda *parts: False)
+    result = train(recipe(tmp_path, model, output=str(tmp_path / "alone"), **ALONE, **options))
     records = read_records(result.output / "metrics.jsonl")
     evaluated = {one["step"]: one["eval/total_loss"] for one in records if "eval/total_loss" in one}
     best = min(evaluated, key=evaluated.get)
     assert best < max(evaluated) < 30
-    words = "eval/softmax_nll"  # numbers are solved for once more at the end
-    (at_best,) = [one[words] for one in records if one["step"] == best and words in one]
-    together = json.loads((tmp_path / "together" / "evaluation.json").read_text())
-    assert result.metrics[words] == pytest.approx(at_best, rel=1e-5)
-    assert together[words] == pytest.approx(at_best, rel=1e-3)
+    (at_best,) = [one for one in records if one["step"] == best and "eval/softmax_nll" in one]
+    assert result.metrics["eval/softmax_nll"] == pytest.approx(at_best["eval/softmax_nll"], rel=1e-5)
+    together = weights(tmp_path / "together")
+    for name, tensor in weights(result.output).items():
+        if name.startswith("model.layers"):
+            torch.testing.assert_close(together[name], tensor, msg=name, **ROUNDING)
 
 
 @pytest.mark.slow

@@ -17,13 +17,12 @@ from causal_qwen.calibration.gain import recalibrate_gain
 from causal_qwen.calibration.number_head import (
     NumberData,
     number_data,
-    place_end_token,
-    place_num_token,
     rounding_errors,
     set_value_space,
     solve_numbers,
     wake_numbers,
 )
+from causal_qwen.calibration.placing import place_end_token, place_num_token
 from causal_qwen.calibration.text import TextFeatures, text_features
 from causal_qwen.calibration.words import WordFit, refit_words
 

@@ -1,8 +1,8 @@
-"""The number channel, set from rows: value space, <NUM>, and w, b_Y and β_Y by maximum Cauchy likelihood.
+"""The number channel, set from rows: value space, and w, b_Y and β_Y by maximum Cauchy likelihood.
 
-Conversion puts b_<NUM> so low that the token is never chosen, and knows no numbers. Here the features of
-training rows say where <NUM>, loc_Y and scale_Y should be, and what has been seen at all. This module does
-not know how rows are read.
+Conversion knows no numbers. Here the features of training rows say where loc_Y and scale_Y should be, and
+what has been seen at all; where <NUM> is chosen is said elsewhere (`placing`). This module does not know how
+rows are read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ __all__ = [
     "NumberData",
     "forget_numbers",
     "number_data",
-    "place_end_token",
-    "place_num_token",
     "rounding_errors",
     "set_value_space",
     "solve_numbers",
@@ -44,15 +42,13 @@ logger = logging.getLogger(__name__)
 FEWEST_NUMBERS = 16  # fewer say nothing about a slope
 MOST_NUMBERS = 20_000  # features of so many are held in memory
 MOST_ELSEWHERE = 512  # positions where no number follows
+MOST_AMONG_WORDS = 2048  # the same of running text, where most positions are such, of every kind
 NOISE_ROWS = 32
 # Precisions that a head has to survive: int4 changes more than a head can avoid.
 SURVIVED = ("bfloat16", "int8")
 INTEGERS: tuple[Precision, ...] = ("int8", "int4")
 # Least scale_Y in units of value_spread: narrower than this is rounding.
 NARROWEST = 1e-4
-MARGIN = 3.0  # by which <NUM> is to lead, in nats
-RIDGE = 1e-3  # of the shift of its row, beside squared nats
-CHUNK = 128  # positions whose scores of all tokens are computed at a time
 Batches = Iterable[Mapping[str, Any]]
 
 
@@ -66,17 +62,23 @@ class NumberData:
     rows: Tensor  # (N,) the row that each stands in, from 0
     U_elsewhere: Cauchy  # (M, D), U'
     U0_elsewhere: Cauchy  # (M,)
+    words: int  # labels of these rows that are no numbers
 
     @classmethod
     @torch.no_grad()
     def of(
-        cls, model: CausalLM, before: Tensor, values: Tensor, rows: Tensor, elsewhere: Tensor
+        cls, model: CausalLM, before: Tensor, values: Tensor, rows: Tensor, elsewhere: Tensor, *, words: int
     ) -> NumberData:
         """From features z: (N, H) before numbers, (N,) those numbers and their rows, and (M, H) elsewhere."""
         U, U0 = model.abduction(before.to(model.device))
         other, other0 = model.abduction(elsewhere.to(model.device))
         action = model.action
-        return cls(action.exogenous(U), U0, values.double(), rows, action.exogenous(other), other0)
+        return cls(action.exogenous(U), U0, values.double(), rows, action.exogenous(other), other0, words)
+
+    @property
+    def words_per_number(self) -> float:
+        """At least 1, which it is in a table whose rows end behind their number."""
+        return max(self.words / max(len(self.values), 1), 1.0)
 
 
 def set_value_space(model: CausalLM, kind: Literal["log", "linear"], values: Tensor) -> None:
@@ -116,13 +118,14 @@ def number_data(model: CausalLM, batches: Batches) -> NumberData:
     was_training = model.training
     model.eval()
     parts: list[tuple[Tensor, ...]] = []
-    count = 0
+    count = words = 0
     for batch in batches:
         inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
         before, elsewhere = positions_of(inputs, model.config)
+        words += count_words(shifted(inputs["labels"], IGNORE_INDEX), model.config)
         values = inputs.get("labels_values", inputs.get("numeric_values"))
         values = torch.zeros_like(inputs["input_ids"]) if values is None else values
-        states = _features(model, inputs)  # (B, T, H)
+        states = features_of(model, inputs)  # (B, T, H)
         rows = count + before.nonzero()[:, 0].cpu()
         parts.append((states[before], shifted(values.double(), 0.0)[before], rows, states[elsewhere]))
         count += len(before)
@@ -131,9 +134,11 @@ def number_data(model: CausalLM, batches: Batches) -> NumberData:
     model.train(was_training)
     if not parts:
         nothing = torch.empty(0, model.config.hidden_size)
-        return NumberData.of(model, nothing, torch.empty(0), torch.empty(0, dtype=torch.long), nothing)
+        nobody = torch.empty(0, dtype=torch.long)
+        return NumberData.of(model, nothing, torch.empty(0), nobody, nothing, words=0)
     before_z, values, rows, elsewhere_z = (torch.cat(column) for column in zip(*parts, strict=True))
-    return NumberData.of(model, before_z, values, rows, evenly(elsewhere_z, MOST_ELSEWHERE))
+    elsewhere_z = some_elsewhere(elsewhere_z, words=words, numbers=len(values))
+    return NumberData.of(model, before_z, values, rows, elsewhere_z, words=words)
 
 
 def positions_of(inputs: Mapping[str, Tensor], config: Any) -> tuple[Tensor, Tensor]:
@@ -148,6 +153,16 @@ def positions_of(inputs: Mapping[str, Tensor], config: Any) -> tuple[Tensor, Ten
     in_prompt = (labels == IGNORE_INDEX) & ~torch.isin(following, digits) & (shifted(padding, 1) == 0)
     elsewhere = (labels != IGNORE_INDEX) & (labels != row) | in_prompt & (padding == 0)
     return labels == row, elsewhere
+
+
+def count_words(labels: Tensor, config: Any) -> int:
+    """Labels, shifted or not, that are learned and no numbers."""
+    return int(((labels != IGNORE_INDEX) & (labels != config.num_token_id)).sum())
+
+
+def some_elsewhere(features: Tensor, *, words: int, numbers: int) -> Tensor:
+    """Of features (M, H) where no number follows, as many as say what such positions are like."""
+    return evenly(features, MOST_AMONG_WORDS if words > numbers else MOST_ELSEWHERE)
 
 
 def evenly(rows: Tensor, most: int) -> Tensor:
@@ -180,7 +195,7 @@ def rounding_errors(model: CausalLM, batches: Batches) -> dict[str, Tensor]:
     was_training = model.training
     model.eval()
     before = [positions_of(inputs, model.config)[0] for inputs in sample]
-    reference = [model.abduction(_features(model, inputs))[0].loc for inputs in sample]
+    reference = [model.abduction(features_of(model, inputs))[0].loc for inputs in sample]
     errors = {}
     for precision, rounded in _rounded(model, sample):
         changes = zip(before, reference, rounded, strict=True)
@@ -193,7 +208,7 @@ def _rounded(model: CausalLM, sample: Sequence[Mapping[str, Tensor]]) -> Iterato
     """loc_U (B, T, D) of each batch in bfloat16, and where it can be in int8 and int4."""
     if model.dtype != torch.bfloat16:
         half = copy.deepcopy(model.model).to(torch.bfloat16)
-        yield "bfloat16", [model.abduction(_features(model, inputs, half))[0].loc for inputs in sample]
+        yield "bfloat16", [model.abduction(features_of(model, inputs, half))[0].loc for inputs in sample]
         del half
     names = ("input_ids", "attention_mask", "numeric_values")
     read = [{name: inputs[name] for name in names if name in inputs} for inputs in sample]
@@ -205,7 +220,7 @@ def _rounded(model: CausalLM, sample: Sequence[Mapping[str, Tensor]]) -> Iterato
         yield precision, [model.causes(inputs, engine).U.loc for inputs in read]
 
 
-def _features(model: CausalLM, inputs: Mapping[str, Tensor], backbone: Any = None) -> Tensor:
+def features_of(model: CausalLM, inputs: Mapping[str, Tensor], backbone: Any = None) -> Tensor:
     """z (B, T, H) by the model's backbone, or by another of its kind."""
     backbone = model.model if backbone is None else backbone
     rest = {name: inputs[name] for name in ("attention_mask", "position_ids") if name in inputs}
@@ -275,130 +290,3 @@ def solve_numbers(
     error = float(fit.left_out[fit.believed].abs().median())
     logger.info("numbers: median error %.3f spreads, left out", error)
     return fit
-
-
-def place_num_token(model: CausalLM, data: NumberData, *, move_row: bool) -> None:
-    """`place_token` for <NUM>: chosen, and P_<NUM> large, where a number follows."""
-    if len(data.values) >= FEWEST_NUMBERS:
-        before = evenly(torch.arange(len(data.values), device=data.U.loc.device), MOST_ELSEWHERE)
-        causes = (data.U[before], data.U0[before]), (data.U_elsewhere, data.U0_elsewhere)
-        place_token(model, model.config.num_token_id, *causes, move_row=move_row)
-
-
-@torch.no_grad()
-def place_end_token(model: CausalLM, token: int, data: NumberData, batches: Batches) -> None:
-    """`place_token` for what ends a text: wanted behind numbers, not before them nor elsewhere.
-
-    The causes behind numbers are inferred anew: how <NUM> is read may have changed.
-    """
-    parts: list[Tensor] = []
-    for batch in batches:
-        inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
-        is_num = inputs["input_ids"] == model.config.num_token_id
-        ends = is_num & (shifted(inputs["labels"], IGNORE_INDEX) == token)
-        parts.append(_features(model, inputs)[ends])
-    behind = torch.cat(parts)
-    if len(behind) < FEWEST_NUMBERS:
-        return
-    U, U0 = model.abduction(behind)
-    before = evenly(torch.arange(len(data.values), device=U.loc.device), MOST_ELSEWHERE)
-    U_rest = Cauchy.cat([data.U[before], data.U_elsewhere])
-    U0_rest = Cauchy.cat([data.U0[before], data.U0_elsewhere])
-    place_token(model, token, (model.action.exogenous(U), U0), (U_rest, U0_rest), move_row=True)
-
-
-def place_token(
-    model: CausalLM,
-    token: int,
-    wanted: tuple[Cauchy, Cauchy],
-    unwanted: tuple[Cauchy, Cauchy],
-    *,
-    move_row: bool,
-) -> None:
-    """Set a token's row of W, b and C so that it is chosen after some causes and not after others.
-
-    The row moves as little as it can for the token to lead by three nats where it is wanted and to trail by
-    as much where it is not (a squared hinge with a ridge). C is then put midway between what nine of ten of
-    the first need and what nine of ten of the second allow.
-
-    Args:
-        model: Changed in place.
-        token: Its id.
-        wanted: U' (N, D) and U₀ (N,).
-        unwanted: U' (M, D) and U₀ (M,).
-        move_row: Whether the row may change; tied to the embedding, it is also how the token is read.
-    """
-    action, causes = model.action, (wanted, unwanted)
-    with torch.no_grad():
-        if token == model.config.num_token_id:
-            action.bias[token] = 0.0
-        leads = [_leads(model, token, *pair).logit for pair in causes]
-    shift, bias = _separation([U.loc for U, _ in causes], leads, ridge=RIDGE if move_row else None)
-    with torch.no_grad():
-        if move_row:
-            model.lm_head.weight[token] += shift.to(model.lm_head.weight)
-        action.bias[token] += bias
-        needed, allowed = (_leads(model, token, *pair) for pair in causes)
-        # Raising C lowers both leads by as much.
-        action.threshold[token] += _between(
-            torch.minimum(needed.score, needed.threshold), torch.maximum(allowed.score, allowed.threshold)
-        )
-
-
-def _separation(features: list[Tensor], leads: list[Tensor], *, ridge: float | None) -> tuple[Tensor, float]:
-    """The smallest shift w (D,), and b, with which leads + w·x + b are 3 before numbers and −3 elsewhere.
-
-    Args:
-        features: (N, D) before numbers, and (M, D) elsewhere.
-        leads: (N,) and (M,) without them.
-        ridge: Of the shift; None allows none.
-    """
-    x, lead = torch.cat(features).double(), torch.cat(leads).double()
-    side = torch.cat([torch.ones_like(leads[0]), -torch.ones_like(leads[1])]).double()
-    weight = torch.where(side > 0, 1 / len(leads[0]), 1 / max(len(leads[1]), 1))
-    size = x.square().mean().sqrt()
-    parameters = torch.zeros(x.shape[1] + 1, dtype=x.dtype, device=x.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([parameters], max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        moved = lead + parameters[-1] + (0.0 if ridge is None else x @ parameters[:-1] / size)
-        cost = (weight * (MARGIN - side * moved).clamp(min=0).square()).sum()
-        cost = cost + (ridge or 0.0) * parameters[:-1].square().sum()
-        cost.backward()
-        return cost
-
-    with torch.enable_grad():
-        optimizer.step(loss)
-    solved = parameters.detach()
-    return solved[:-1] / size, float(solved[-1])
-
-
-@dataclass(frozen=True)
-class _Leads:
-    """By how much a token leads at n positions, (n,) each, in nats."""
-
-    logit: Tensor  # over the best other logit
-    score: Tensor  # over the best other loc_S − C
-    threshold: Tensor  # over its own threshold
-
-
-def _leads(model: CausalLM, token: int, U: Cauchy, U0: Cauchy) -> _Leads:
-    action = model.action
-    columns: list[tuple[Tensor, ...]] = []
-    for first in range(0, len(U0.loc), CHUNK):
-        part = slice(first, first + CHUNK)
-        S = action.scores(U[part], U0[part], model.lm_head.weight, impl="fused")
-        height = S.loc - exact(action.threshold)  # (n, V)
-        logit, own = S.loc[:, token].clone(), height[:, token].clone()
-        S.loc[:, token] = height[:, token] = -torch.inf
-        columns.append((logit - S.loc.amax(-1), own - height.amax(-1), own))
-    if not columns:
-        return _Leads(*(U.loc.new_empty(0) for _ in range(3)))
-    return _Leads(*(torch.cat(column) for column in zip(*columns, strict=True)))
-
-
-def _between(before: Tensor, elsewhere: Tensor) -> float:
-    """Below nine tenths of the first and above nine tenths of the second, as far as there is such a place."""
-    low = float(before.quantile(0.1))
-    return low - MARGIN if len(elsewhere) == 0 else (low + float(elsewhere.quantile(0.9))) / 2

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from causal_qwen.calibration.number_head import MOST_ELSEWHERE, NumberData, evenly, positions_of
+from causal_qwen.calibration.number_head import NumberData, count_words, positions_of, some_elsewhere
 from causal_qwen.causal_lm import CausalLM, shifted
 from causal_qwen.data import Collator, Encoded, batches_of
 from causal_qwen.heads import exact
@@ -41,7 +41,8 @@ class CachedFeatures(Dataset[dict[str, Tensor]]):
         before = self.labels == model.config.num_token_id
         features = torch.from_numpy(np.asarray(self.hidden_states)[before.numpy()])
         rows = torch.arange(len(self)).repeat_interleave(torch.tensor(self.bounds).diff())
-        return NumberData.of(model, features, self.values[before], rows[before], self.elsewhere)
+        words = count_words(self.labels, model.config)
+        return NumberData.of(model, features, self.values[before], rows[before], self.elsewhere, words=words)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         part = slice(self.bounds[index], self.bounds[index + 1])
@@ -79,8 +80,10 @@ def cache_features(
     if not labels:  # no rows are held out
         nothing = torch.empty(0, model.config.hidden_size)
         return CachedFeatures(mapped, torch.empty(0, dtype=torch.long), torch.empty(0), bounds, nothing)
-    others = evenly(torch.cat(elsewhere), MOST_ELSEWHERE)
-    return CachedFeatures(mapped, torch.cat(labels), torch.cat(values), bounds, others)
+    following = torch.cat(labels)
+    words = count_words(following, model.config)
+    others = some_elsewhere(torch.cat(elsewhere), words=words, numbers=len(following) - words)
+    return CachedFeatures(mapped, following, torch.cat(values), bounds, others)
 
 
 def collate_features(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

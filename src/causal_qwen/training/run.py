@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors.torch import load_file, save_file
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
 from causal_qwen.calibration import set_value_space, wake_numbers
@@ -160,7 +161,7 @@ def _run(
     following = None
     data = None  # of a backbone that stays
     if isinstance(prepared.train, CachedFeatures):
-        data = solve(model, recipe, parts, batches, prepared.train)
+        data = solve(model, recipe, parts, batches, prepared.train.number_data(model), frozen=True)
     else:
         following = FollowingHead(model, prepared.module, every=recipe.solve_steps)
         if checkpoint is None:
@@ -195,9 +196,9 @@ def _run(
     if is_main:
         if progress is not None:
             progress("calibrating and evaluating …")
-        calibrate(trained, processor, recipe, parts, batches, data)
+        moved = calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
-        _save(trained, adapter, processor, recipe, metrics, parts, workspace, overwrite=overwrite)
+        _save(trained, adapter, processor, recipe, metrics, parts, workspace, moved, overwrite=overwrite)
     wait_for_the_first()
     return TrainingResult(output, metrics, parts.bad_rows.count)
 
@@ -337,6 +338,16 @@ def _measure(
     return evaluate(model, processor, batches(parts.validation)) if parts.validation else {}
 
 
+def _save_adapter(adapter: Any, directory: Path, *, whole: bool) -> None:
+    """What LoRA and the heads have learned; ``whole`` with W, which PEFT writes twice where it is tied."""
+    adapter.save_pretrained(directory, save_embedding_layers=whole)
+    if whole and adapter.config.tie_word_embeddings:
+        file = directory / "adapter_model.safetensors"
+        tensors = load_file(file)
+        del tensors["base_model.model.lm_head.weight"]
+        save_file(tensors, file, metadata={"format": "pt"})
+
+
 def _save(
     model: CausalLM,
     adapter: Any,
@@ -345,14 +356,18 @@ def _save(
     metrics: dict[str, float],
     parts: Rows,
     workspace: Path,
+    moved: bool,
     *,
     overwrite: bool,
 ) -> None:
-    """Model, processor, card, recipe, records and curves, in one step; then the workspace is not needed."""
+    """Model, processor, card, recipe, records and curves, in one step; then the workspace is not needed.
+
+    With rows of W that have ``moved``, an adapter holds W: the base has another.
+    """
     records = read_records(workspace / METRICS_FILE)
     with atomic_directory(Path(recipe.output), overwrite=overwrite) as temporary:
         if adapter is not None:
-            adapter.save_pretrained(temporary / "adapter")
+            _save_adapter(adapter, temporary / "adapter", whole=moved)
             model = adapter.merge_and_unload()
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)

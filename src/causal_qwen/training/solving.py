@@ -20,7 +20,6 @@ from causal_qwen.calibration.number_head import NOISE_ROWS
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import Encoded
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
-from causal_qwen.training.features import CachedFeatures
 from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe
 
@@ -34,16 +33,17 @@ def solve(
     recipe: TrainingRecipe,
     parts: Rows,
     batches: Batches,
-    features: CachedFeatures | None = None,
+    data: NumberData | None = None,
+    *,
+    frozen: bool,
 ) -> NumberData:
-    """The number head by maximum likelihood on the training rows.
+    """The number head by maximum likelihood on the training rows, whose ``data`` may be at hand.
 
-    With features of a backbone that knows nothing of the labels its left-out residuals calibrate the
-    intervals.
+    With features of a ``frozen`` backbone, that knows nothing of the labels, its left-out residuals calibrate
+    the intervals.
     """
-    data = number_data(model, batches(parts.sample)) if features is None else features.number_data(model)
+    data = number_data(model, batches(parts.sample)) if data is None else data
     errors = rounding_errors(model, batches(parts.sample[:NOISE_ROWS])) if recipe.precision_proof else None
-    frozen = features is not None
     solve_numbers(model, data, errors=errors, left_out=frozen, groups=recipe.interval_groups)
     return data
 
@@ -55,22 +55,57 @@ def calibrate(
     parts: Rows,
     batches: Batches,
     data: NumberData | None,
-) -> None:
+) -> bool:
     """What is set when training ends, on rows that training did not use where there are any.
 
     The number head was solved already on the ``data`` of a backbone that stayed as it was.
+
+    Returns:
+        Whether rows of W have moved, which adapters leave as they are.
     """
     model.eval()
     if recipe.refit_words:  # first: the rest reads scale_U
         refit_words(model, batches(parts.calibration or parts.sample), seed=recipe.seed)
-    if data is None:
-        solve(model, recipe, parts, batches)
-    elif not parts.words:  # <NUM> and the end are all that a table's rows say
-        reads_it = processor.numbers == "value" and model.config.tie_word_embeddings
-        place_num_token(model, data, move_row=not reads_it)
-        if parts.eos_token_id is not None:
-            place_end_token(model, parts.eos_token_id, data, batches(parts.sample[:NOISE_ROWS]))
+    place = _place_in_text if parts.words else _place_in_table
+    moved = place(model, processor, recipe, parts, batches, data)
     recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
     if parts.calibration:
         rows = batches(parts.calibration)
         fit_conformal(model, rows, groups=recipe.interval_groups, seed=recipe.seed)
+    return moved
+
+
+def _place_in_text(
+    model: CausalLM,
+    processor: CausalQwen2Processor,
+    recipe: TrainingRecipe,
+    parts: Rows,
+    batches: Batches,
+    data: NumberData | None,
+) -> bool:
+    """<NUM> among words, then the number head: what follows a number reads the row that has moved."""
+    frozen = data is not None
+    data = number_data(model, batches(parts.sample)) if data is None else data
+    moved = place_num_token(model, data, among_words=True)
+    reads_it = moved and model.config.tie_word_embeddings
+    if reads_it or not frozen:
+        solve(model, recipe, parts, batches, None if reads_it else data, frozen=frozen)
+    return moved
+
+
+def _place_in_table(
+    model: CausalLM,
+    processor: CausalQwen2Processor,
+    recipe: TrainingRecipe,
+    parts: Rows,
+    batches: Batches,
+    data: NumberData | None,
+) -> bool:
+    """The number head; then <NUM> and the end, which are all that a table's rows say."""
+    if data is None:
+        data = solve(model, recipe, parts, batches, frozen=False)
+    reads_it = processor.numbers == "value" and model.config.tie_word_embeddings
+    moved = place_num_token(model, data, move_row=not reads_it)
+    if parts.eos_token_id is not None:
+        moved |= place_end_token(model, parts.eos_token_id, data, batches(parts.sample[:NOISE_ROWS]))
+    return moved
