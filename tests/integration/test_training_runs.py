@@ -207,6 +207,19 @@ def test_numbers_of_a_table_are_written_after_few_steps(base_directory, tmp_path
     assert result.metrics["eval/accuracy"] > 0.9
 
 
+@pytest.mark.parametrize("words", [False, True], ids=["table", "text"])
+def test_rows_that_are_held_are_not_moved(model, tmp_path, words, caplog):
+    options = {
+        "hold": ["embed_tokens"],
+        "completion_only": not words,
+        "max_steps": 2,
+        "precision_proof": False,
+    }
+    result = train(recipe(tmp_path, model, **options))
+    assert torch.equal(weights(model)[EMBEDDING], weights(result.output)[EMBEDDING])
+    assert ("<NUM> is not placed" in caplog.text) == words
+
+
 def test_heads_only_leaves_the_backbone_alone(model, tmp_path):
     """Of a table's rows <NUM> and the end are solved for; of words, where there are any, biases and the row
     of <NUM> move.

@@ -58,7 +58,9 @@ def place_num_token(
 
 
 @torch.no_grad()
-def place_end_token(model: CausalLM, token: int, data: NumberData, batches: Batches) -> bool:
+def place_end_token(
+    model: CausalLM, token: int, data: NumberData, batches: Batches, *, move_row: bool = True
+) -> bool:
     """`place_token` for what ends a text: wanted behind numbers, not before them nor elsewhere.
 
     The causes behind numbers are inferred anew: how <NUM> is read may have changed.
@@ -79,8 +81,8 @@ def place_end_token(model: CausalLM, token: int, data: NumberData, batches: Batc
     before = evenly(torch.arange(len(data.values), device=U.loc.device), MOST_ELSEWHERE)
     U_rest = Cauchy.cat([data.U[before], data.U_elsewhere])
     U0_rest = Cauchy.cat([data.U0[before], data.U0_elsewhere])
-    place_token(model, token, (model.action.exogenous(U), U0), (U_rest, U0_rest))
-    return True
+    place_token(model, token, (model.action.exogenous(U), U0), (U_rest, U0_rest), move_row=move_row)
+    return move_row
 
 
 def place_token(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from causal_qwen.training.preparation import Rows
 from causal_qwen.training.recipe import TrainingRecipe
 
 __all__ = ["Batches", "calibrate", "solve"]
+
+logger = logging.getLogger(__name__)
 
 Batches = Callable[[Sequence[Encoded]], Iterable[Mapping[str, Any]]]
 
@@ -84,12 +87,13 @@ def _place_in_text(
     data: NumberData | None,
 ) -> bool:
     """<NUM> among words, then the number head: what follows a number reads the row that has moved."""
-    frozen = data is not None
+    frozen, tied = data is not None, model.config.tie_word_embeddings
     data = number_data(model, batches(parts.sample)) if data is None else data
-    moved = place_num_token(model, data, among_words=True)
-    reads_it = moved and model.config.tie_word_embeddings
-    if reads_it or not frozen:
-        solve(model, recipe, parts, batches, None if reads_it else data, frozen=frozen)
+    moved = not _holds_rows(recipe) and place_num_token(model, data, among_words=True)
+    if _holds_rows(recipe) and len(data.values):  # b and C alone would write as many words as numbers
+        logger.warning("hold keeps W as it is: numbers are learned, but <NUM> is not placed among words")
+    if (moved and tied) or not frozen:
+        solve(model, recipe, parts, batches, None if moved and tied else data, frozen=frozen)
     return moved
 
 
@@ -104,8 +108,17 @@ def _place_in_table(
     """The number head; then <NUM> and the end, which are all that a table's rows say."""
     if data is None:
         data = solve(model, recipe, parts, batches, frozen=False)
+    move = not _holds_rows(recipe)
     reads_it = processor.numbers == "value" and model.config.tie_word_embeddings
-    moved = place_num_token(model, data, move_row=not reads_it)
+    moved = place_num_token(model, data, move_row=move and not reads_it)
     if parts.eos_token_id is not None:
-        moved |= place_end_token(model, parts.eos_token_id, data, batches(parts.sample[:NOISE_ROWS]))
+        ends = batches(parts.sample[:NOISE_ROWS])
+        moved |= place_end_token(model, parts.eos_token_id, data, ends, move_row=move)
     return moved
+
+
+def _holds_rows(recipe: TrainingRecipe) -> bool:
+    """Whether W is to stay as it is."""
+    return any(
+        part in name for part in recipe.hold for name in ("model.embed_tokens.weight", "lm_head.weight")
+    )
