@@ -57,12 +57,9 @@ def ours(conversion, prompts, tokens):
     # Neither may end a text: llama.cpp's ignore_eos forbids the token.
     options = {"inference_mode": "compatible", "do_sample": False, "min_new_tokens": tokens}
     engine = Engine.from_model(conversion.model)
-    said = []
-    for prompt in prompts:
-        inputs = conversion.processor(prompt, return_tensors="pt")
-        ids = conversion.model.generate(**inputs, **options, max_new_tokens=tokens, engine=engine)
-        said.append(ids[0, inputs["input_ids"].shape[1] :].tolist())
-    return said
+    inputs = conversion.processor(prompts, return_tensors="pt", padding=True, padding_side="left")
+    ids = conversion.model.generate(**inputs, **options, max_new_tokens=tokens, engine=engine)
+    return ids[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 def test_greedy_tokens_are_ours(conversion, tmp_path):
