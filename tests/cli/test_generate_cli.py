@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from causal_qwen.cli import app, main
@@ -44,6 +45,22 @@ def lines(text):
 def test_an_echoed_prompt_keeps_its_numbers(model):
     result = generate(model, "Japan 1980, 4 cylinders", "--max-new-tokens", 2)
     assert result.stdout.startswith("Japan 1980, 4 cylinders")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [("It is", "It is "), ("It is ", "It is "), ("It is $", "It is $")]
+)
+def test_a_number_stands_apart_from_the_word_before_it(tmp_path, prompt, shown):
+    """Prompts are read without the white space at their end, and the number brings none."""
+    model = tiny_causal()
+    with torch.no_grad():
+        model.action.bias[model.config.num_token_id] += 1e4
+    model.save_pretrained(tmp_path)
+    tiny_processor(numbers="written").save_pretrained(tmp_path)
+    text = generate(tmp_path, prompt, "--max-new-tokens", 1).stdout
+    assert text.startswith(shown)
+    float(text.removeprefix(shown).strip())
+    assert not text.removeprefix(shown).startswith(" ")
 
 
 @pytest.mark.parametrize(

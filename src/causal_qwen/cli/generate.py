@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from causal_qwen.cli.models import load_speaker, load_vllm_speaker
 from causal_qwen.cli.shards import Shard
 
 if TYPE_CHECKING:
+    from causal_qwen.data import Prompt
     from causal_qwen.serving.vllm.offline import VllmSpeaker
 
 MANY = 512  # texts that vLLM is given at a time: it batches them itself
@@ -172,7 +174,7 @@ def command(
             continue
         if isinstance(question, str):
             print(question, end="", flush=True)
-        speaker.answer([question], settings, [who], tell=_print_piece)
+        speaker.answer([question], settings, [who], tell=_printer(question, speaker.processor.numbers))
         print()
     if as_json:
         print_json(results[0] if count == 1 else results)
@@ -193,5 +195,20 @@ def _text(prompt: str | None, prompts: Path | None) -> str:
     return text
 
 
-def _print_piece(piece: str) -> None:
-    print(piece, end="", flush=True)
+def _printer(question: Prompt, numbers: str) -> Callable[[str], None]:
+    """Prints a text as it grows behind its prompt.
+
+    Prompts that are read as "written" have no white space at their end, and what follows them has none at its
+    beginning: a number behind a word is shown apart from it.
+    """
+    behind_word = numbers == "written" and isinstance(question, str) and question[-1].isalpha()
+
+    def tell(piece: str) -> None:
+        nonlocal behind_word
+        if piece:
+            if behind_word and piece.removeprefix("-")[:1].isdigit():
+                print(end=" ")
+            behind_word = False
+        print(piece, end="", flush=True)
+
+    return tell
