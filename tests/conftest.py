@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -27,6 +28,10 @@ from causal_qwen import CausalQwen2Config, CausalQwen2ForCausalLM, CausalQwen2Pr
 from causal_qwen.conversion import Base, bundled_text, transfer
 from causal_qwen.conversion.vocabulary import choose_num_token
 from causal_qwen.directories import cache_directory
+
+# The same examples every time, however busy the machine; --hypothesis-profile=default looks for new ones.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same")
 
 # Packed tiny models go with the session; native code that is built stays where it is for everybody.
 CACHE = Path(tempfile.mkdtemp(prefix="causal-qwen-cache-"))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -74,6 +74,7 @@ def test_the_skewness_of_a_mean_is_that_of_the_values_over_the_root_of_their_num
 @given(
     t=st.floats(-40, 40), skewness=st.one_of(st.floats(-2, 2), st.floats(-1e-9, 1e-9)), larger=st.floats(0, 5)
 )
+@example(t=5e-324, skewness=0.5, larger=0.0)
 def test_ends_and_t_agree_and_keep_their_order(t, skewness, larger):
     mean = Mean(t, 1.0, 10, skewness)
     if mean.t != 0:  # the hypothesis under which t is what it is, is 0

@@ -110,6 +110,7 @@ def test_eight_batches_of_one_equal_one_of_eight(model, tmp_path):
     assert other == pytest.approx(one, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -147,6 +148,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(model, tmp_path, monkeypatch
     assert losses(tmp_path / "broken/metrics.jsonl") == losses(tmp_path / "whole/metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_resumed_stream_equals_the_uninterrupted_one(model, tmp_path, monkeypatch):
     table = recipe(tmp_path, model).data
     options = {"streaming": True, "validation": table, "shuffle_buffer": 7, "save_steps": 2, "max_steps": 16}

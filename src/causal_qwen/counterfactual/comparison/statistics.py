@@ -71,7 +71,7 @@ def _without_skewness(t: float, skewness: float) -> float:
 
     Only towards 0, on the side where t is too large too often; the other side is left as it is.
     """
-    if t * skewness >= 0:
+    if _sign(t) * skewness >= 0:
         return t
     straight = t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6
     return math.copysign(min(abs(t), max(math.copysign(1, t) * straight, 0.0)), t)
@@ -79,12 +79,16 @@ def _without_skewness(t: float, skewness: float) -> float:
 
 def _with_skewness(t: float, skewness: float) -> float:
     """The inverse of `_without_skewness`; of 0 the end that is farther from it."""
-    if t * skewness > 0 or abs(skewness) < TIE:
+    if _sign(t) * skewness > 0 or abs(skewness) < TIE:
         return t
     cube = skewness * t - skewness**2 / 6  # (1 + γ·bent/3)³ − 1
     root = math.expm1(math.log1p(cube) / 3) if cube > -0.5 else math.cbrt(1 + cube) - 1
     bent = 3 * root / skewness
     return min(t, bent) if skewness > 0 else max(t, bent)
+
+
+def _sign(t: float) -> int:
+    return (t > 0) - (t < 0)  # a product of two small numbers may have none
 
 
 @dataclass(frozen=True)
