@@ -75,7 +75,7 @@ def test_greedy_text_is_the_bases(base, conversion):
     ids=["seeded sampling", "beams", "repetition penalty", "stop strings"],
 )
 def test_compatible_mode_generates_what_the_base_does(base, conversion, options):
-    """Five uneven prompts; every option of transformers, greedily too, is tried by qwen_compatibility_test."""
+    """Five uneven prompts; qwen_compatibility_test tries every option of transformers, greedily too."""
     inputs = encode(base, PROMPTS[2:7])
     if "stop_strings" in options:
         options = options | {"tokenizer": base.tokenizer}
