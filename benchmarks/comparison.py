@@ -289,11 +289,10 @@ def headlines(record: Record) -> list[tuple[str, str]]:
     tuned = record.figures["compared"]["tuned"]
     shown = [DEFAULT, f"0.5{EQUAL}", GUMBEL]
     label = "; ".join(_coupling(coupling) for coupling in shown)
+    first = "variance of a difference in characters against strangers', base and fine-tuned copy: " + label
     return [
-        (
-            "variance of a difference in characters against strangers', base and fine-tuned copy: " + label,
-            "; ".join(_interval(tuned[coupling]["length"]) for coupling in shown),
-        )
+        (what, "; ".join(_interval(tuned[coupling][score]) for coupling in shown))
+        for what, score in ((first, "length"), ("the same of a difference in nats", "nats"))
     ]
 
 

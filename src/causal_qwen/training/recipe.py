@@ -86,6 +86,7 @@ class TrainingRecipe:
         lora_alpha: Their scale is alpha/rank.
         lora_dropout: Dropout on their input.
         hold: Parameters that stay as they are: those whose name contains one of these, such as embed_tokens.
+            What is solved for when training ends is set all the same, but for rows of W.
         learning_rate: Of backbone or adapters. The heads' matrices learn by a fiftieth of it, since they read
             features whose entries all move at once.
         heads_learning_rate: Of the heads' biases, thresholds and scales.

@@ -344,7 +344,7 @@ def _save_adapter(adapter: Any, directory: Path, *, whole: bool) -> None:
     if whole and adapter.config.tie_word_embeddings:
         file = directory / "adapter_model.safetensors"
         tensors = load_file(file)
-        del tensors["base_model.model.lm_head.weight"]
+        tensors.pop("base_model.model.lm_head.weight", None)
         save_file(tensors, file, metadata={"format": "pt"})
 
 

@@ -17,7 +17,7 @@ from causal_qwen.calibration import (
     rounding_errors,
     solve_numbers,
 )
-from causal_qwen.calibration.number_head import NOISE_ROWS
+from causal_qwen.calibration.number_head import FEWEST_NUMBERS, NOISE_ROWS
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import Encoded
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
@@ -69,8 +69,11 @@ def calibrate(
     model.eval()
     if recipe.refit_words:  # first: the rest reads scale_U
         refit_words(model, batches(parts.calibration or parts.sample), seed=recipe.seed)
-    place = _place_in_text if parts.words else _place_in_table
-    moved = place(model, processor, recipe, parts, batches, data)
+    if parts.words:
+        moved = _place_in_text(model, recipe, parts, batches, data)
+    else:
+        reads_it = processor.numbers == "value" and model.config.tie_word_embeddings
+        moved = _place_in_table(model, recipe, parts, batches, data, reads_it=reads_it)
     recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
     if parts.calibration:
         rows = batches(parts.calibration)
@@ -79,18 +82,15 @@ def calibrate(
 
 
 def _place_in_text(
-    model: CausalLM,
-    processor: CausalQwen2Processor,
-    recipe: TrainingRecipe,
-    parts: Rows,
-    batches: Batches,
-    data: NumberData | None,
+    model: CausalLM, recipe: TrainingRecipe, parts: Rows, batches: Batches, data: NumberData | None
 ) -> bool:
     """<NUM> among words, then the number head: what follows a number reads the row that has moved."""
     frozen, tied = data is not None, model.config.tie_word_embeddings
     data = number_data(model, batches(parts.sample)) if data is None else data
     moved = not _holds_rows(recipe) and place_num_token(model, data, among_words=True)
-    if _holds_rows(recipe) and len(data.values):  # b and C alone would write as many words as numbers
+    if (
+        _holds_rows(recipe) and len(data.values) >= FEWEST_NUMBERS
+    ):  # b and C alone would write as many words as numbers
         logger.warning("hold keeps W as it is: numbers are learned, but <NUM> is not placed among words")
     if (moved and tied) or not frozen:
         solve(model, recipe, parts, batches, None if moved and tied else data, frozen=frozen)
@@ -99,17 +99,20 @@ def _place_in_text(
 
 def _place_in_table(
     model: CausalLM,
-    processor: CausalQwen2Processor,
     recipe: TrainingRecipe,
     parts: Rows,
     batches: Batches,
     data: NumberData | None,
+    *,
+    reads_it: bool,
 ) -> bool:
-    """The number head; then <NUM> and the end, which are all that a table's rows say."""
+    """The number head; then <NUM> and the end, which are all that a table's rows say.
+
+    Where the row of <NUM> is how values are read, it stays.
+    """
     if data is None:
         data = solve(model, recipe, parts, batches, frozen=False)
     move = not _holds_rows(recipe)
-    reads_it = processor.numbers == "value" and model.config.tie_word_embeddings
     moved = place_num_token(model, data, move_row=move and not reads_it)
     if parts.eos_token_id is not None:
         ends = batches(parts.sample[:NOISE_ROWS])
