@@ -85,7 +85,8 @@ def _people(arguments: argparse.Namespace) -> dict[str, Any]:
     persons = structural.people(arguments.people, seed=0)
     endings = [f" {clause} The monthly income is now" for clause in CLAUSES]
     keep = Path(arguments.keep) / f"people-{arguments.people}.npz" if arguments.keep else None
-    loc_U, rounding = both_worlds(arguments.base, [str(one) for one in persons], endings, keep)
+    causes = both_worlds(arguments.base, [str(one) for one in persons], endings, keep)
+    loc_U, rounding = causes.loc_U, causes.rounding
     columns = structural.columns(persons)
     digits = GumbelReplay(arguments.base, arguments.shots) if arguments.replayed else None
     found = {}

@@ -52,7 +52,7 @@ class Frozen:
         self.seconds_per_row = (time.perf_counter() - start) / len(encoded)
         start = time.perf_counter()
         # What rounding does to features has little to do with which rows they are of.
-        self.errors = rounding_errors(self.model, batches_of(encoded[:NOISE_ROWS], collator, BATCH))
+        self.errors = rounding_errors(self.model, batches_of(encoded[: 2 * NOISE_ROWS], collator, BATCH))
         self.seconds_of_errors = time.perf_counter() - start
 
     @torch.no_grad()

@@ -67,7 +67,8 @@ def _effects(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     units = _units(arguments, name)
     family = f"{name.split()[0].lower()}-{len(units.sentences)}"
     keep = Path(arguments.keep) / f"{family}.npz" if arguments.keep else None
-    loc_U, rounding = both_worlds(arguments.base, units.sentences, units.clauses, keep)
+    causes = both_worlds(arguments.base, units.sentences, units.clauses, keep)
+    loc_U, rounding = causes.loc_U, causes.rounding
     runs: dict[str, dict[str, list[float]]] = {arm: {"pehe": [], "ate": []} for arm in LEARNERS}
     chosen, covered = [], []
     for number in watched(range(arguments.simulations), name):

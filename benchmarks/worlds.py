@@ -20,7 +20,7 @@ from torch import Tensor
 
 from causal_qwen.calibration import rounding_errors
 from causal_qwen.calibration.cauchy_regression import CauchyRegression, cauchy_regression
-from causal_qwen.calibration.number_head import NOISE_ROWS, SURVIVED
+from causal_qwen.calibration.number_head import NOISE_ROWS, SURVIVED, Rounding, support_of
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.numbers import CounterfactualNumbers, NumberLaws, between_worlds
@@ -41,9 +41,12 @@ class Causes(NamedTuple):
     """Of sentences in both worlds."""
 
     loc_U: Tensor  # (N, 2, D) at the end of each sentence
-    rounding: (
-        Tensor  # (D, D) second moment of what bfloat16 and int8 change in them, which a head leaves alone
-    )
+    errors: Tensor  # (P, n, D) what bfloat16 and int8 change in some of them, which a head leaves alone
+
+    @property
+    def rounding(self) -> Rounding:
+        """As `solve` takes it."""
+        return Rounding.of(list(self.errors))
 
 
 @torch.no_grad()
@@ -83,14 +86,14 @@ def both_worlds(base: str, sentences: Sequence[str], clauses: Sequence[str], kee
                 use_cache=True,
             ).last_hidden_state[:, -1]
             causes[batch, world] = model.abduction(states)[0].loc
-    found = Causes(causes, _rounding(model, processor, sentences, clauses))
+    found = Causes(causes, _errors(model, processor, sentences, clauses))
     if keep is not None:
         keep.parent.mkdir(parents=True, exist_ok=True)
         np.savez(keep, **{name: part.numpy() for name, part in found._asdict().items()})
     return found
 
 
-def _rounding(model: Any, processor: Any, sentences: Sequence[str], clauses: Sequence[str]) -> Tensor:
+def _errors(model: Any, processor: Any, sentences: Sequence[str], clauses: Sequence[str]) -> Tensor:
     """As training measures it, on 32 rows."""
     written = CausalQwen2Processor(processor.tokenizer, numbers="written")
     rows = [
@@ -99,8 +102,7 @@ def _rounding(model: Any, processor: Any, sentences: Sequence[str], clauses: Seq
     ]
     encoded = list(Encoder(written, Reading("{text!s} {number}", "number")).rows(rows, BadRows()))
     errors = rounding_errors(model, batches_of(encoded, Collator.of(written), BATCH))
-    moments = [errors[name].T @ errors[name] / len(errors[name]) for name in SURVIVED]
-    return torch.stack(moments).sum(0)
+    return torch.stack([errors[name] for name in SURVIVED])
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def solve(
     world: Array,
     outcome: Array,
     *,
-    rounding: Tensor | None = None,
+    rounding: Rounding | None = None,
     heads: Sequence[int] = (1, 2),
 ) -> Fit:
     """The fit under which left-out factual rows are likeliest, solved once more with folds for its error.
@@ -160,6 +162,7 @@ def solve(
     """
     rows = torch.arange(len(world))
     x, values = loc_U[rows, torch.from_numpy(world)], torch.from_numpy(outcome).double()
+    noise = None if rounding is None else rounding.moment
     every = torch.ones(len(world), dtype=torch.bool)
     divisions = {1: [every], 2: [torch.from_numpy(world == index) for index in (0, 1)]}
     best: tuple[float, ValueSpace, list[Tensor], list[CauchyRegression]] | None = None
@@ -171,7 +174,7 @@ def solve(
         for count in heads:
             parts = divisions[count]
             fits = [
-                cauchy_regression(x[part], y[part], strengths=STRENGTHS, noise=rounding, folds=CHOOSING_FOLDS)
+                cauchy_regression(x[part], y[part], strengths=STRENGTHS, noise=noise, folds=CHOOSING_FOLDS)
                 for part in parts
             ]
             shares = [float(part.double().mean()) for part in parts]
@@ -182,11 +185,10 @@ def solve(
     likelihood, space, parts, fits = best
     y = space.encode(values)
     final = [
-        cauchy_regression(x[part], y[part], strengths=(fit.strength,), noise=rounding, folds=FOLDS)
+        cauchy_regression(x[part], y[part], strengths=(fit.strength,), noise=noise, folds=FOLDS)
         for part, fit in zip(parts, fits, strict=True)
     ]
     support = None
     if len(parts) == 1:
-        floor = 0.0 if rounding is None else int(final[0].believed.sum()) * float(rounding.diagonal().mean())
-        support = NumberSupport.of(x, final[0].ridge + floor)
+        support = support_of(x, final[0], rounding)
     return Fit(space, (final[0], final[-1]), support, likelihood)

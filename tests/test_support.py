@@ -17,10 +17,13 @@ def features():
     return torch.randn(ROWS, SIZE, generator=generator, dtype=torch.float64) * spread + 5
 
 
-def test_leverage_is_that_of_the_ridge_relative_to_the_largest_left_out(features):
-    support, largest = NumberSupport.of(features, RIDGE)
+@pytest.mark.parametrize("noisy", [False, True])
+def test_leverage_is_that_of_the_ridge_relative_to_the_largest_left_out(features, noisy):
+    error = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    noise = ROWS * error.T @ error if noisy else None
+    support, largest = NumberSupport.of(features, RIDGE, noise=noise)
     x = features - features.mean(0)
-    matrix = x.T @ x + RIDGE * torch.eye(SIZE, dtype=torch.float64)
+    matrix = x.T @ x + RIDGE * torch.eye(SIZE, dtype=torch.float64) + (noise if noisy else 0)
     leverage = (x * torch.linalg.solve(matrix, x.T).T).sum(1)
     left_out = (leverage + 1 / ROWS) / (1 - leverage - 1 / ROWS)
     # Directions with next to no variance are taken as having none.

@@ -69,7 +69,7 @@ class CausalFields(SavedWithModule):
         wrong_labels: Share of training labels that are more probably wrong than right, and center and scale
             of their law in value space; None where there are none.
         precision_shifts: By how much a number moves in other precisions, in widths of its 90% interval, the
-            median of 32 training rows; None where it was not measured.
+            median of up to 32 training rows that the head was not told of; None where it was not measured.
         num_token_id: The id of <NUM>; None for a model without a number channel.
         number_spelling: The token of each character that numbers are written with, so that generated ids can
             hold them in digits; None leaves <NUM> there.

@@ -2,8 +2,9 @@
 
 The leverage of features x in a ridge regression, h(x) = (x − x̄)ᵀ(XᵀX + λ)⁻¹(x − x̄), is how much the fit would
 have to invent to answer there. It is kept as the leading directions of the training features and one number
-for all others, since those were not seen at all. The same matrix says how well the slope is known, and so the
-difference of what is predicted in two places. This module knows torch alone.
+for all others, since those were not seen at all. A ridge may have a matrix beside λ, such as what rounding
+changes in features; it counts as seen, beside XᵀX. The same matrix says how well the slope is known, and so
+the difference of what is predicted in two places. This module knows torch alone.
 """
 
 from __future__ import annotations
@@ -66,16 +67,24 @@ class NumberSupport(nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, features: Tensor, ridge: float) -> tuple[NumberSupport, float]:
+    def of(
+        cls, features: Tensor, ridge: float, *, noise: Tensor | None = None
+    ) -> tuple[NumberSupport, float]:
         """The support of training features (N, D) under a ridge, and the leverage that it is relative to.
 
         A row's left-out leverage is h/(1 − h). A new row of the same kind exceeds the largest of N of them
         with probability 1/(N + 1).
+
+        Args:
+            features: Of the rows that a head was solved on.
+            ridge: λ, the same in every direction.
+            noise: (D, D) what the ridge has beside λ.
         """
         x = features.double()
         center = x.mean(0)
         x = x - center
-        values, vectors = torch.linalg.eigh(x.T @ x)
+        scatter = x.T @ x if noise is None else x.T @ x + noise
+        values, vectors = torch.linalg.eigh(scatter)
         values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
         rank = max(min(MOST_DIRECTIONS, int((values > 0.1 * ridge).sum())), 1)
         support = cls(x.shape[1], rank).to(features.device)

@@ -166,6 +166,33 @@ def test_a_head_leaves_alone_what_rounding_changes(model):
     assert set(model.config.precision_shifts) == set(errors)
 
 
+def test_shifts_are_those_of_rows_that_the_head_was_not_told_of(model):
+    """More directions than rows: what a head was told of it avoids, and nothing follows for other rows."""
+    batch, _, _ = rows(model, noise=0.05)
+    wake_numbers(model)
+    data = number_data(model, [batch])
+    error = torch.randn(20, model.config.causal_size, generator=torch.Generator().manual_seed(1)).double()
+    fit = solve_numbers(model, data, errors={"bfloat16": error}, left_out=True)
+    moves = (error @ fit.slope).abs() / (2 * fit.left_out[fit.believed].abs().quantile(0.9))
+    assert model.config.precision_shifts["bfloat16"] == pytest.approx(float(moves[10:].median()))
+    assert moves[:10].median() < 0.1 * moves[10:].median()
+
+
+def test_what_rounding_makes_of_a_training_row_has_been_seen(model):
+    """Even where it moves all rows further than they lie apart, as int8 does over a trained backbone."""
+    batch, _, _ = rows(model, noise=0.05)
+    wake_numbers(model)
+    data = number_data(model, [batch])
+    generator = torch.Generator().manual_seed(1)
+    common, elsewhere = 5 * torch.randn(2, model.config.causal_size, generator=generator)
+    own = 0.02 * torch.randn(ROWS, model.config.causal_size, generator=generator)
+    solve_numbers(model, data, errors={"int8": (common + own)[:64].double()}, left_out=True)
+    seen, loc_U = model.action.support, data.U.loc
+    assert (seen(loc_U) <= 1).all()
+    assert (seen(loc_U + common + own) <= 1).all()
+    assert (seen(loc_U + elsewhere) > 1).all()
+
+
 @pytest.mark.parametrize("move_row", [True, False])
 def test_the_token_of_numbers_is_chosen_before_them_alone(model, move_row):
     """With its row, always; with its bias alone, as well as one threshold can tell."""

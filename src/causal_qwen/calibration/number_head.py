@@ -29,11 +29,13 @@ from causal_qwen.value_space import ValueSpace
 
 __all__ = [
     "NumberData",
+    "Rounding",
     "forget_numbers",
     "number_data",
     "rounding_errors",
     "set_value_space",
     "solve_numbers",
+    "support_of",
     "wake_numbers",
 ]
 
@@ -43,6 +45,7 @@ FEWEST_NUMBERS = 16  # fewer say nothing about a slope
 MOST_NUMBERS = 20_000  # features of so many are held in memory
 MOST_ELSEWHERE = 512  # positions where no number follows
 MOST_AMONG_WORDS = 2048  # the same of running text, where most positions are such, of every kind
+# Rows whose rounding a head is solved to survive; as many others say by how much its numbers still move.
 NOISE_ROWS = 32
 # Precisions that a head has to survive: int4 changes more than a head can avoid.
 SURVIVED = ("bfloat16", "int8")
@@ -172,6 +175,21 @@ def evenly(rows: Tensor, most: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).long()]
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """What other precisions do to features, as far as a head has to survive it."""
+
+    moment: Tensor  # (D, D) R = Σ E[δδᵀ] over the precisions
+    variance: float  # of an entry of δ around what all rows have in common, mean over the entries
+
+    @classmethod
+    def of(cls, errors: Sequence[Tensor]) -> Rounding:
+        """From δ (n, D) of each precision."""
+        moments = [error.T @ error / len(error) for error in errors]
+        variances = [float(error.var(0, correction=0).mean()) for error in errors]
+        return cls(torch.stack(moments).sum(0), sum(variances))
+
+
 @torch.no_grad()
 def rounding_errors(model: CausalLM, batches: Batches) -> dict[str, Tensor]:
     """What other precisions change in loc_U before a number, (n, D) each, by the precision's name.
@@ -180,7 +198,8 @@ def rounding_errors(model: CausalLM, batches: Batches) -> dict[str, Tensor]:
 
     Args:
         model: On any device.
-        batches: Labelled rows, of which the first with 32 numbers are run again in each precision.
+        batches: Labelled rows, of which the first with 64 numbers are run again in each precision: 32 for
+            a head to be solved with, 32 to judge it by.
     """
     sample: list[dict[str, Tensor]] = []
     count = 0
@@ -188,7 +207,7 @@ def rounding_errors(model: CausalLM, batches: Batches) -> dict[str, Tensor]:
         inputs = {name: entry.to(model.device) for name, entry in batch.items() if isinstance(entry, Tensor)}
         sample.append(inputs)
         count += int((inputs["labels"] == model.config.num_token_id).sum())
-        if count >= NOISE_ROWS:
+        if count >= 2 * NOISE_ROWS:
             break
     if count == 0:
         return {}
@@ -244,7 +263,8 @@ def solve_numbers(
         model: Changed in place.
         data: Of the training rows.
         errors: Of the features in other precisions, as `rounding_errors` measures them. The head leaves alone
-            what bfloat16 and int8 change, and the configuration keeps by how much a number still moves.
+            what bfloat16 and int8 change in the first 32, and the configuration keeps by how much numbers
+            move in the others: of rows that a head was told of, rounding changes next to nothing.
         left_out: Whether intervals come from the residuals of left-out rows (CV+). They are honest where the
             features know nothing of the labels: a backbone that was trained on these rows does.
         groups: Of intervals with residuals of their own, as for `keep_scores`.
@@ -259,8 +279,10 @@ def solve_numbers(
     if len(target) < FEWEST_NUMBERS or float(target.min()) == float(target.max()):
         logger.warning("%d numbers, too few or all equal: the number head is not solved", len(target))
         return None
-    rounding = [errors[name] for name in SURVIVED if name in errors] if errors else []
-    noise = sum((error.T @ error / len(error) for error in rounding), torch.zeros(())) if rounding else None
+    told, kept_back = _halves(errors or {})
+    survived = [told[name] for name in SURVIVED if name in told]
+    rounding = Rounding.of(survived) if survived else None
+    noise = None if rounding is None else rounding.moment
     fit = cauchy_regression(data.U.loc, target, noise=noise, groups=data.rows.unique(return_inverse=True)[1])
     action.number.weight.copy_(fit.slope[None])
     action.number.bias.fill_(fit.intercept)
@@ -270,13 +292,14 @@ def solve_numbers(
     config.wrong_labels = None if fit.wrong is None else list(fit.wrong)
     config.value_range = [float(data.values.min()), float(data.values.max())]
     count = int(fit.believed.sum())
-    floor = 0.0 if noise is None else count * float(noise.diagonal().mean())
-    support, config.number_leverage = NumberSupport.of(evenly(data.U.loc, MOST_NUMBERS), fit.ridge + floor)
+    support, config.number_leverage = support_of(evenly(data.U.loc, MOST_NUMBERS), fit, rounding)
     action.keep_support(support)
     config.number_support = len(action.support.gains)
     width = 2 * float(fit.left_out[fit.believed].abs().quantile(0.9))
     config.precision_shifts = {
-        name: float((error @ fit.slope).abs().median()) / width for name, error in (errors or {}).items()
+        name: float((error @ fit.slope).abs().median()) / width
+        for name, error in kept_back.items()
+        if len(error)
     }
     if left_out:
         action.keep_folds(fit.fold_slopes, fit.fold_intercepts)
@@ -290,3 +313,20 @@ def solve_numbers(
     error = float(fit.left_out[fit.believed].abs().median())
     logger.info("numbers: median error %.3f spreads, left out", error)
     return fit
+
+
+def support_of(
+    loc_U: Tensor, fit: CauchyRegression, rounding: Rounding | None
+) -> tuple[NumberSupport, float]:
+    """What a fit to causes (N, D) has seen, those that rounding makes of them among it."""
+    if rounding is None:
+        return NumberSupport.of(loc_U, fit.ridge)
+    count = int(fit.believed.sum())
+    return NumberSupport.of(loc_U, fit.ridge + count * rounding.variance, noise=count * rounding.moment)
+
+
+def _halves(errors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Errors (n, D) that a head is told of, 32 or half of them, and the others."""
+    first = {name: min(NOISE_ROWS, (len(error) + 1) // 2) for name, error in errors.items()}
+    told = {name: error[: first[name]] for name, error in errors.items()}
+    return told, {name: error[first[name] :] for name, error in errors.items()}

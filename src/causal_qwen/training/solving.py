@@ -46,7 +46,8 @@ def solve(
     the intervals.
     """
     data = number_data(model, batches(parts.sample)) if data is None else data
-    errors = rounding_errors(model, batches(parts.sample[:NOISE_ROWS])) if recipe.precision_proof else None
+    rounded = batches(parts.sample[: 2 * NOISE_ROWS])
+    errors = rounding_errors(model, rounded) if recipe.precision_proof else None
     solve_numbers(model, data, errors=errors, left_out=frozen, groups=recipe.interval_groups)
     return data
 
