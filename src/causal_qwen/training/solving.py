@@ -75,7 +75,8 @@ def calibrate(
     else:
         reads_it = processor.numbers == "value" and model.config.tie_word_embeddings
         moved = _place_in_table(model, recipe, parts, batches, data, reads_it=reads_it)
-    recalibrate_gain(model, batches(parts.calibration or parts.validation), seed=recipe.seed)
+    if held_out := parts.calibration or parts.validation:
+        recalibrate_gain(model, batches(held_out), seed=recipe.seed)
     if parts.calibration:
         rows = batches(parts.calibration)
         fit_conformal(model, rows, groups=recipe.interval_groups, seed=recipe.seed)
