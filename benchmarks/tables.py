@@ -215,7 +215,7 @@ def headlines(record: Record) -> list[tuple[str, str]]:
     covered = statistics.fmean(table["arms"][OURS]["coverage"] for table in found.values())
     return [
         (
-            f"tables with free text on which the default recipe errs less than boosting, of {texts}",
+            f"tables with free text on which the default recipe errs less than either boosting, of {texts}",
             f"{len(wins)}{': ' * bool(wins)}{', '.join(wins)}",
         ),
         (f"90% intervals that hold, mean of {len(found)} tables", f"{covered:.0%}"),

@@ -44,7 +44,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--base",
         default=EMBEDDED,
-        help="smollm2 (embedded, the default), a directory, a .gguf file or a hub id; Qwen2 or Llama",
+        help="smollm2 (embedded, the default), a directory, a .gguf file or a hub id; Qwen2, Qwen3 or Llama",
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
     return parser

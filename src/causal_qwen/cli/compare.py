@@ -153,6 +153,7 @@ def command(
         write_pairs,
     )
     from causal_qwen.counterfactual.comparison.report import write_report
+    from causal_qwen.counterfactual.comparison.scores import check_references
     from causal_qwen.counterfactual.comparison.speakers import talker_of
     from causal_qwen.prompting import Asking, Settings
 
@@ -189,12 +190,16 @@ def command(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where module:function may be
     specs = list(dict.fromkeys(score or ["length"]))
+    # A reference belongs to both prompts of a pair.
+    rows = [dict(ours.row) | dict(theirs.row) for ours, theirs in zip(asked, asked_against, strict=True)]
+    check_references(specs, rows)
     for spec in specs:  # a wrong one is named before anything is loaded
         score_of(spec, judge=lambda name: lambda texts: ())
     names = [
-        _names(model, other, dtype, other_dtype, changes, asked is not asked_against) for other in rivals
+        _names(model, other, rivals, dtype, other_dtype, changes, asked is not asked_against)
+        for other in rivals
     ]
-    if any(one == two for one, two in names):
+    if coupling != "independent" and any(one == two for one, two in names):
         note("both sides are the same: all differences will be 0")
 
     if processes > 1 and output is not None:
@@ -214,8 +219,6 @@ def command(
         partial = None if output is None else output.with_name(f"{output.name}.partial")
         if partial is not None:
             on_interruption(lambda: f"{partial} keeps what was said; the same command goes on behind it")
-        # A reference belongs to both prompts of a pair.
-        rows = [dict(ours.row) | dict(theirs.row) for ours, theirs in zip(asked, asked_against, strict=True)]
         results = []
         for other, (name, rival) in zip(rivals, names, strict=True):
             one, two = models.opened(model, dtype, engine), models.opened(other, other_dtype, engine)
@@ -352,12 +355,18 @@ def _requests(asking: Any, file: Path | None, texts: list[str] | None, options: 
 
 
 def _names(
-    model: str, other: str, dtype: str, other_dtype: str, changes: dict[str, Any], prompts: bool
+    model: str,
+    other: str,
+    rivals: list[str],
+    dtype: str,
+    other_dtype: str,
+    changes: dict[str, Any],
+    prompts: bool,
 ) -> tuple[str, str]:
-    """What tells the sides apart, for whoever reads the result."""
-    one, two = [Path(model).name], [Path(other).name]
-    if one == two and model != other:
-        one, two = [model], [other]
+    """What tells the sides apart, and from other rivals, for whoever reads the result."""
+    every = {model, *rivals}
+    short = len({Path(name).name for name in every}) == len(every)
+    one, two = ([Path(name).name if short else name] for name in (model, other))
     if dtype != other_dtype:
         one, two = [*one, dtype], [*two, other_dtype]
     two += [f"{name} {value}" for name, value in changes.items() if value is not None]

@@ -13,7 +13,9 @@ from causal_qwen.cli.progress import bar
 from causal_qwen.cli.push import check_access, upload
 from causal_qwen.directories import check_output_directory
 
-SOURCE_HELP = "smollm2 (embedded), a directory, a .gguf file or a hub id; of Qwen2 or Llama architecture."
+SOURCE_HELP = (
+    "smollm2 (embedded), a directory, a .gguf file or a hub id; of Qwen2, Qwen3 or Llama architecture."
+)
 
 
 def command(

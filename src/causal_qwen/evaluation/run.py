@@ -40,7 +40,7 @@ CHUNK_ELEMENTS = 1 << 23
 SAMPLE_POSITIONS = 4096
 # Facts of a token of which only the mean is kept.
 TOKEN_MEANS = ("eval/ovr_nll", "eval/softmax_nll", "eval/brier", "dist/mode_agreement")
-# |g(v) − loc_Y|/scale_Y beyond which a number weighs less than a fiftieth of one on the line: the border of
+# |g(v) − loc_Y|/scale_Y beyond which a number weighs less than a hundredth of one on the line: the border of
 # belief where training has found no wrong labels.
 FARTHEST_BELIEVED = 10.0
 ROUNDING = 1e-6  # of scale_Y, which is float32

@@ -16,6 +16,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from causal_qwen.counterfactual.comparison import Said, Score, Tally, score_of
+from causal_qwen.counterfactual.comparison.scores import is_yes_or_no
 from causal_qwen.data import Prompt
 from causal_qwen.individual import SEEDS, Individual
 from causal_qwen.prompting import Answer
@@ -64,7 +65,9 @@ class _Comparing:
             raise Refusal("seed is too large: those that follow it must be seeds, too", param="seed")
         self.sides = (self._side(self.body.a), self._side(self.body.b))
         self.score = _score(self.body)
-        self.tally = Tally(self.body.pairs, 1, (self.score.name,))
+        same = self.sides[0] == self.sides[1] and self.body.coupling == "individual"
+        spans = {self.score.name: 1.0} if is_yes_or_no(self.score.name) else {}
+        self.tally = Tally(self.body.pairs, 1, (self.score.name,), spans=spans, equal=same)
 
     def _side(self, side: Side) -> tuple[Prompt, Asked]:
         own = side.model_dump(exclude_none=True, exclude={"prompt", "messages", "inference_mode"})

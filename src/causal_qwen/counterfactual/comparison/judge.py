@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from causal_qwen.counterfactual.comparison.gumbel import text_ends
 from causal_qwen.counterfactual.comparison.scores import Said
-from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker, Talker
+from causal_qwen.counterfactual.comparison.speakers import PlainSpeaker, Talker, talker_of
 from causal_qwen.data import prompt_row
 from causal_qwen.generation.native import NativeFeatures
 from causal_qwen.generation.readout import ReadOut
@@ -43,6 +43,10 @@ class Judge:
         if not isinstance(talker, Speaker | PlainSpeaker):
             raise TypeError(f"{type(talker).__name__} has no logits that are known here")
         self.talker: Speaker | PlainSpeaker = talker
+
+    def fingerprint(self) -> str:
+        """The model's."""
+        return talker_of(self.talker).fingerprint()
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[Said]) -> list[float]:

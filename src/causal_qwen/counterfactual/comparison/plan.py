@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from causal_qwen.counterfactual.comparison.scores import Said, Score, score_of
+from causal_qwen.counterfactual.comparison.scores import Said, Score, check_references, is_yes_or_no, score_of
 from causal_qwen.counterfactual.comparison.speakers import Talker, check_cause_space, speak, talker_of
 from causal_qwen.counterfactual.comparison.statistics import Tally
 from causal_qwen.data import Prompt
@@ -83,6 +83,7 @@ class Outline:
         names: Of the sides.
         looks: Individuals at each look, the last is all of them; () looks at the end only.
         crossed: Whether the same individuals answer every prompt.
+        equal: Whether the sides are one and the same, and answer by the same noise.
     """
 
     individuals: int
@@ -92,6 +93,7 @@ class Outline:
     names: tuple[str, str]
     looks: tuple[int, ...] = ()
     crossed: bool = False
+    equal: bool = False
 
     @property
     def total(self) -> int:
@@ -100,7 +102,10 @@ class Outline:
 
     def tally(self) -> Tally:
         """An empty one for these pairs."""
-        return Tally(self.individuals, self.prompts, self.scores, crossed=self.crossed)
+        spans = {name: 1.0 for name in self.scores if is_yes_or_no(name)}
+        return Tally(
+            self.individuals, self.prompts, self.scores, crossed=self.crossed, spans=spans, equal=self.equal
+        )
 
 
 class Comparison:
@@ -162,6 +167,8 @@ class Comparison:
         names = [score.name for score in self.scores]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"scores are {', '.join(names) or 'none'}; give at least one, each once")
+        for side in (a, b):
+            check_references(names, side.rows or [{}] * len(side.prompts))
         self.coupling, self.individuals, self.seed = coupling, individuals, seed
         self.crossed, self._people = crossed, people
         self.batch_size, self.looks, self.step = batch_size, looks or (individuals,), step
@@ -197,7 +204,22 @@ class Comparison:
         names = (self.a.name or "A", self.b.name or "B")
         prompts = len(self.a.prompts)
         return Outline(
-            self.individuals, prompts, scores, self.coupling, names, self.looks, crossed=self.crossed
+            self.individuals,
+            prompts,
+            scores,
+            self.coupling,
+            names,
+            self.looks,
+            crossed=self.crossed,
+            equal=self._are_equal(),
+        )
+
+    def _are_equal(self) -> bool:
+        one, other = self.a, self.b
+        return (
+            self.coupling != "independent"
+            and (list(one.prompts), one.settings) == (list(other.prompts), other.settings)
+            and (one.talker is other.talker or _fingerprint(one) == _fingerprint(other))
         )
 
     @property
@@ -268,14 +290,14 @@ class Comparison:
             "individuals": self.individuals,
             "crossed": self.crossed,
             "seed": self.seed,
-            "scores": [score.name for score in self.scores],
+            "scores": {score.name: score.version for score in self.scores},
             "batch_size": self.batch_size,
             "looks": list(self.looks),
             "step": list(self.step),
             "sides": [
                 {
                     "name": side.name,
-                    "model": talker_of(side.talker).fingerprint(),
+                    "model": _fingerprint(side),
                     "settings": side.settings.to_dict(),
                     "prompts": hashlib.sha256(
                         json.dumps([list(side.prompts), list(side.rows)], default=str).encode()
@@ -284,6 +306,10 @@ class Comparison:
                 for side in (self.a, self.b)
             ],
         }
+
+
+def _fingerprint(side: Side) -> str:
+    return talker_of(side.talker).fingerprint()
 
 
 def _as_noisy(side: Side, other: Side) -> Side:

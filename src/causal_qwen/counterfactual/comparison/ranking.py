@@ -7,6 +7,7 @@ need not be: A may beat B more often than not, B beat C, and C beat A. This modu
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,12 +70,15 @@ def rank(scores: Mapping[str, Matrix], *, level: float = 0.95, crossed: bool = F
     """
     if len(scores) < 2:
         raise ValueError(f"{len(scores)} sides; a ranking needs at least 2")
-    by_mean = tuple(sorted(scores, key=lambda name: -float(np.nanmean(scores[name]))))
+    there = {name: found[np.isfinite(found)] for name, found in scores.items()}
+    means = {name: float(found.mean()) if found.size else -math.inf for name, found in there.items()}
+    by_mean = tuple(sorted(scores, key=lambda name: -means[name]))
     pairwise, wins, beats = {}, {}, set()
     for one, other in itertools.combinations(by_mean, 2):
         both = np.isfinite(scores[one]) & np.isfinite(scores[other])
         ours, theirs = scores[one][both], scores[other][both]
-        wins[one, other] = (float((ours > theirs).mean()), float((theirs > ours).mean()))
+        count = max(int(both.sum()), 1)
+        wins[one, other] = (float((ours > theirs).sum() / count), float((theirs > ours).sum() / count))
         pairwise[one, other] = estimate(
             scores[one], scores[other], seen=both.size, level=level, crossed=crossed
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from causal_qwen.evaluation import page
 __all__ = ["write_report"]
 
 WORDS = re.compile(r"\s*\S+|\s+")
+MOST_COMPARED = 300  # words between what two texts begin and end with alike; of more, all are marked
 WIDTH, HEIGHT, MARGIN = 760, 96, 40
 WHY = {
     "all pairs": "All pairs were made.",
@@ -71,7 +72,7 @@ def _verdict(name: str, first: Estimate) -> str:
     if first.lower > 0 or first.upper < 0:
         larger = "A" if first.difference > 0 else "B"
         return f"{larger} is larger in {name}, by {_figure(abs(first.difference))}."
-    if first.lower == first.upper == 0:
+    if first.differing == 0:
         return f"No pair differs in {name}."
     return f"No difference in {name} is shown."
 
@@ -117,10 +118,10 @@ def _picture(found: Estimate) -> str:
 def _side_by_side(pair: Pair, name: str) -> str:
     one, other = (WORDS.findall(str(side["text"])) for side in (pair.a, pair.b))
     ours, theirs = ([word.strip() for word in words] for words in (one, other))
-    blocks = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
+    blocks = list(_blocks(ours, theirs))
     texts = (
-        _marked((one[start:end], kind != "equal") for kind, start, end, _, _ in blocks),
-        _marked((other[start:end], kind != "equal") for kind, _, _, start, end in blocks),
+        _marked((one[start:end], differs) for differs, start, end, _, _ in blocks),
+        _marked((other[start:end], differs) for differs, _, _, start, end in blocks),
     )
     cells = []
     for letter, side, scores, text in (
@@ -133,6 +134,23 @@ def _side_by_side(pair: Pair, name: str) -> str:
             "</div>"
         )
     return f'<div class="pair">{"".join(cells)}</div>'
+
+
+def _blocks(ours: list[str], theirs: list[str]) -> Iterator[tuple[bool, int, int, int, int]]:
+    """Whether words differ, from where to where in one text, and in the other."""
+    shorter = min(len(ours), len(theirs))
+    head = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+    tail = next((i for i in range(shorter - head) if ours[-1 - i] != theirs[-1 - i]), shorter - head)
+    ends = (len(ours) - tail, len(theirs) - tail)
+    yield False, 0, head, 0, head
+    middle, other = ours[head : ends[0]], theirs[head : ends[1]]
+    if max(len(middle), len(other)) > MOST_COMPARED:  # the time grows with the cube of it
+        yield True, head, ends[0], head, ends[1]
+    else:
+        for kind, *places in difflib.SequenceMatcher(None, middle, other, autojunk=False).get_opcodes():
+            a, b, c, d = (place + head for place in places)
+            yield kind != "equal", a, b, c, d
+    yield False, ends[0], len(ours), ends[1], len(theirs)
 
 
 def _marked(parts: Iterable[tuple[list[str], bool]]) -> str:

@@ -25,7 +25,7 @@ from causal_qwen.counterfactual.comparison.plan import (
 )
 from causal_qwen.counterfactual.comparison.scores import Score
 from causal_qwen.counterfactual.comparison.sequential import Design, Look, planned_looks
-from causal_qwen.counterfactual.comparison.statistics import Estimate, Matrix, Tally
+from causal_qwen.counterfactual.comparison.statistics import Estimate, Matrix, Tally, known
 from causal_qwen.evaluation.tables import GrowingTable
 from causal_qwen.progress import Watch, unwatched
 
@@ -64,17 +64,21 @@ class ComparisonResult:
         estimate = next(iter(self.estimates.values()))
         if self.look is None:
             return estimate
-        return replace(estimate, lower=self.look.interval.lower, upper=self.look.interval.upper)
+        lower, upper = map(known, self.look.interval)
+        return replace(estimate, lower=lower, upper=upper)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the first score's estimate at the top, all of them under "scores"."""
+        """For JSON: the first score's estimate at the top, all of them under "scores".
+
+        Intervals of the others are those of a run that nobody looks at: the first score decides when it ends.
+        """
         sequential = None
         if self.look is not None:
             sequential = {
                 "individuals": self.look.individuals,
-                "unbiased_difference": self.look.unbiased,
-                "repeated_lower": self.look.repeated.lower,
-                "repeated_upper": self.look.repeated.upper,
+                "unbiased_difference": known(self.look.unbiased),
+                "repeated_lower": known(self.look.repeated.lower),
+                "repeated_upper": known(self.look.repeated.upper),
             }
         return self.first.to_dict() | {
             "score": next(iter(self.estimates)),
@@ -84,7 +88,8 @@ class ComparisonResult:
             "planned_pairs": self.total,
             "stopped": self.stopped,
             "sequential": sequential,
-            "scores": {name: estimate.to_dict() for name, estimate in self.estimates.items()},
+            "scores": {name: estimate.to_dict() for name, estimate in self.estimates.items()}
+            | {next(iter(self.estimates)): self.first.to_dict()},
         }
 
 

@@ -5,22 +5,25 @@ A score gets texts and returns as many numbers; NaN where a text has none, such 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import math
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from causal_qwen.data import Prompt
 from causal_qwen.data.fields import number_in
 from causal_qwen.numbers import scan
 from causal_qwen.prompting import Answer
 
-__all__ = ["SCORES", "Said", "Score", "score_of"]
+__all__ = ["SCORES", "Said", "Score", "check_references", "is_yes_or_no", "score_of"]
 
 AGREEMENT = 1e-6  # relative difference up to which two numbers agree
 SCORES = (
@@ -62,6 +65,15 @@ class Said:
 Scorer = Callable[[Sequence[Said]], Sequence[float]]
 
 
+@runtime_checkable
+class HasFingerprint(Protocol):
+    """A scorer that is told from others by more than its name."""
+
+    def fingerprint(self) -> str:
+        """Of what it scores by."""
+        ...
+
+
 @dataclass(frozen=True)
 class Score:
     """A named function of texts.
@@ -69,10 +81,12 @@ class Score:
     Args:
         name: As it was asked for.
         function: Texts to numbers.
+        version: What tells the function from another one of this name; scores of both are not mixed.
     """
 
     name: str
     function: Scorer
+    version: str = ""
 
     def __call__(self, texts: Sequence[Said]) -> list[float]:
         """A number per text.
@@ -83,10 +97,14 @@ class Score:
         values = list(self.function(texts))
         if len(values) != len(texts):
             raise ValueError(f"score {self.name} gave {len(values)} numbers for {len(texts)} texts")
-        for value in values:
-            if not isinstance(value, int | float):
-                raise ValueError(f"score {self.name} gave {value!r:.40}; a score is a number")
-        return [float(value) if math.isfinite(value) else math.nan for value in values]
+        return [self._number(value) for value in values]
+
+    def _number(self, value: Any) -> float:
+        try:
+            number = float("text" if isinstance(value, str) else value)
+        except (TypeError, ValueError, RuntimeError):  # the last of a tensor with several
+            raise ValueError(f"score {self.name} gave {value!r:.40}; a score is a number") from None
+        return number if math.isfinite(number) else math.nan
 
 
 def score_of(spec: str, *, judge: Callable[[str | None], Scorer] | None = None) -> Score:
@@ -105,18 +123,49 @@ def score_of(spec: str, *, judge: Callable[[str | None], Scorer] | None = None) 
     if name == "nats":
         if judge is None:
             raise ValueError("score 'nats' needs a judge; give compare() a Judge as score")
-        return Score(spec, judge(parameter or None))
+        asked = judge(parameter or None)
+        return Score(spec, asked, asked.fingerprint() if isinstance(asked, HasFingerprint) else "")
     if name in WITH_PARAMETER:
         if not parameter:
             raise ValueError(f"score {spec!r} needs a parameter: {WITH_PARAMETER[name][1]}")
-        return Score(spec, WITH_PARAMETER[name][0](parameter))
+        words = shlex.split(parameter) if name == "command" else []
+        return Score(spec, WITH_PARAMETER[name][0](parameter), _version(map(Path, words)))
     if parameter:
-        return Score(spec, _own_function(name, parameter))
+        own = _own_function(name, parameter)
+        source = getattr(sys.modules[name], "__file__", None)
+        return Score(spec, own, _version([Path(source)] if source else []))
     raise ValueError(f"score {spec!r} is unknown; give {SCORES}")
 
 
+def check_references(scores: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse names of scores whose column a prompt's row lacks, before anything is said.
+
+    Raises:
+        ValueError: If one is missing; the message names it.
+    """
+    for name, _, column in (spec.partition(":") for spec in scores):
+        for index, row in enumerate(rows if name in ("exact", "numeric") else ()):
+            if row.get(column) is None:
+                fields = ", ".join(row) or "none"
+                raise ValueError(f"prompt {index + 1} has no {column!r} among its fields: {fields}")
+
+
+def _version(files: Iterable[Path]) -> str:
+    """A digest of the files that there are."""
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def is_yes_or_no(spec: str) -> bool:
+    """Whether a score of this name is 0 or 1."""
+    return spec.partition(":")[0] in ("match", "exact", "numeric", "contains")
+
+
 def first_number(said: Said) -> float:
-    """The first number that was generated, as a value or in digits; NaN if there is none."""
+    """The first number that was generated as a value, or else in digits; NaN if there is none."""
     if said.answer.numbers:
         return said.answer.numbers[0].value
     numbers = scan(said.text)
@@ -148,14 +197,18 @@ def _exact(column: str) -> Scorer:
 
 def _numeric(column: str) -> Scorer:
     def agrees(said: Said) -> float:
-        wanted, value = number_in(_reference(said, column), column, wanted=True), first_number(said)
-        return float(wanted is not None and math.isclose(value, float(wanted), rel_tol=AGREEMENT))
+        wanted, numbers = number_in(_reference(said, column), column, wanted=True), scan(said.text)
+        if wanted is None or not numbers:
+            return 0.0
+        return float(math.isclose(float(numbers[0].value), float(wanted), rel_tol=AGREEMENT))
 
     return _each(agrees)
 
 
 def _command(command: str) -> Scorer:
     words = shlex.split(command)
+    if not words:
+        raise ValueError(f"score 'command:{command}' names no command; {WITH_PARAMETER['command'][1]}")
 
     def run(texts: Sequence[Said]) -> list[float]:
         lines = "".join(json.dumps(said.to_dict(), ensure_ascii=False) + "\n" for said in texts)

@@ -67,26 +67,28 @@ class Look:
     @property
     def significant(self) -> bool:
         """Whether the boundary is crossed; then, and at the last look only then, `interval` excludes 0."""
-        if self.mean.error == 0:
-            return self.mean.value != 0
-        return abs(self._z) >= self.design.boundaries[self.index]
+        return self.mean.is_known and abs(self._z) >= self.design.boundaries[self.index]
 
     @property
     def repeated(self) -> Interval:
         """Valid at all looks at the same time, also for who stops for a reason of their own."""
+        if not self.mean.is_known:
+            return Interval(-math.inf, math.inf)
         reach = _student_quantile(self.design.boundaries[self.index], self.mean.freedom)
         return Interval(self.mean.end(reach), self.mean.end(-reach))
 
     @functools.cached_property
     def interval(self) -> Interval:
         """If the rule stops here: stage-wise."""
+        if not self.mean.is_known:
+            return Interval(-math.inf, math.inf)
         tail = (1 - self.design.level) / 2
         return Interval(self._end(tail), self._end(1 - tail))
 
     @functools.cached_property
     def unbiased(self) -> float:
         """The difference that overestimates as often as it underestimates, if the rule stops here."""
-        return self._end(0.5)
+        return self._end(0.5) if self.mean.is_known else math.nan
 
     @functools.cached_property
     def _z(self) -> float:
@@ -94,8 +96,6 @@ class Look:
 
     def _end(self, probability: float) -> float:
         """The difference under which this outcome is exceeded with this probability."""
-        if self.mean.error == 0:
-            return self.mean.value
         drift = self.design.drift(self.index, self._z, probability)
         deviation = self._z - drift * math.sqrt(self.design.shares[self.index])
         return self.mean.end(_student_quantile(deviation, self.mean.freedom))

@@ -7,6 +7,7 @@ nothing of pairs or scores.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import json
@@ -224,7 +225,14 @@ class PlainSpeaker:
     def _answer(self, tokens: list[int], settings: Settings) -> Answer:
         end = next((index for index, token in enumerate(tokens) if token in self.ends), None)
         said = tokens if end is None else tokens[: end + 1]
-        text, stopped = before_stop(self.tokenizer.decode(said, skip_special_tokens=True), settings.stop)
+
+        def read(count: int) -> tuple[str, bool]:
+            return before_stop(self.tokenizer.decode(said[:count], skip_special_tokens=True), settings.stop)
+
+        text, stopped = read(len(said))
+        if stopped:  # what follows is padding, until the batch has ended
+            said = said[: bisect.bisect(range(len(said)), False, key=lambda count: read(count)[1])]
+            text, _ = read(len(said))
         reason = "stop_string" if stopped else "length" if end is None else "eos"
         return Answer(text, (), None, reason, len(said), tuple(said))
 

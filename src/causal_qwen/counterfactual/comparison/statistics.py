@@ -5,13 +5,15 @@ independent and prompts are strata. Where the same individuals answer every prom
 are dependent, an individual is the unit, and its differences are averaged over the prompts. Student's t gives
 the interval; it is self-normalised: under heavy tails it widens with its own outliers and errs on the side of
 caution. Under skewed ones it errs on one side, to which Hall's (1992) transformation moves an end: outwards
-only, because where tails are heavy a sample's skewness is chance. The variance ratio and the correlation have
-bootstrap intervals. This module knows numbers alone.
+only, because where tails are heavy a sample's skewness is chance. Where no two pairs differ in their
+difference, no sample tells how far another one would: as many as may have been missed are taken to differ by
+the span of the scores. What pairing was worth is said by `pairing`. This module knows numbers alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -19,19 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-__all__ = ["Estimate", "Interval", "Mean", "Tally", "mean_difference", "units"]
+from causal_qwen.counterfactual.comparison.pairing import TIE, Interval, worth
+
+__all__ = ["Estimate", "Interval", "Mean", "Tally", "known", "mean_difference", "units"]
 
 Matrix = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float64]
-REDRAWS = 1000
-TIE = 1e-12  # of a variance, relative to the scores': what rounding leaves where there is none
-
-
-class Interval(NamedTuple):
-    """Two ends."""
-
-    lower: float
-    upper: float
+# Pairs that nobody has seen may be 3/n of them with probability 0.05: two standard errors of this over n.
+UNSEEN = 1.5
 
 
 class Mean(NamedTuple):
@@ -43,15 +40,22 @@ class Mean(NamedTuple):
     skewness: float = 0.0  # of the mean's own law, not of the values'
 
     @classmethod
-    def of(cls, values: Vector) -> Mean:
+    def of(cls, values: Vector, *, span: float | None = 0.0) -> Mean:
         """Of independent values (n,) of one law; nothing is known of the error where n < 2."""
         if len(values) < 2:
-            return cls(float(values.mean()), math.inf, 0)
-        return mean_difference(values[:, None], crossed=False)
+            return cls(float(values.mean()) if len(values) else math.nan, math.inf, 0)
+        return mean_difference(values[:, None], crossed=False, span=span)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a mean with an error."""
+        return math.isfinite(self.value) and math.isfinite(self.error)
 
     @property
     def t(self) -> float:
         """The studentised mean; nearer to 0 where skewness alone would take it as far."""
+        if self.error == 0:
+            return self.value and math.copysign(math.inf, self.value)
         return _without_skewness(self.value / self.error, self.skewness)
 
     def end(self, t: float) -> float:
@@ -60,7 +64,7 @@ class Mean(NamedTuple):
 
     def interval(self, level: float) -> Interval:
         """Student's, value ± t·error, with the end farther out that skewness puts there."""
-        if not math.isfinite(self.error):
+        if not self.is_known:
             return Interval(-math.inf, math.inf)
         reach = float(special.stdtrit(self.freedom, (1 + level) / 2))
         return Interval(self.end(reach), self.end(-reach))
@@ -165,12 +169,21 @@ class Tally:
         prompts: How many.
         scores: Their names.
         crossed: Whether the same individuals answer every prompt.
+        spans: How far apart a score's values can lie, where that is known without seeing any.
+        equal: Whether both sides are one and the same, so that no pair can differ.
     """
 
     def __init__(
-        self, individuals: int, prompts: int, scores: tuple[str, ...], *, crossed: bool = False
+        self,
+        individuals: int,
+        prompts: int,
+        scores: tuple[str, ...],
+        *,
+        crossed: bool = False,
+        spans: Mapping[str, float] | None = None,
+        equal: bool = False,
     ) -> None:
-        self.names, self.crossed = scores, crossed
+        self.names, self.crossed, self.spans, self.equal = scores, crossed, spans or {}, equal
         self._seen = np.zeros((individuals, prompts), dtype=bool)
         self._scores = np.full((len(scores), 2, individuals, prompts), np.nan)
 
@@ -192,41 +205,47 @@ class Tally:
         one, other = self._scores[self.names.index(name)]
         return one[:individuals], other[:individuals]
 
-    def estimate(
-        self, name: str, individuals: int | None = None, *, level: float = 0.95, seed: int = 0
-    ) -> Estimate:
-        """Of one score, by the pairs that have arrived; ``seed`` is the bootstrap's."""
+    def estimate(self, name: str, individuals: int | None = None, *, level: float = 0.95) -> Estimate:
+        """Of one score, by the pairs that have arrived."""
         matrices = self.matrices(name, individuals)
         seen = int(self._seen[:individuals].sum())
-        return estimate(*matrices, seen=seen, level=level, crossed=self.crossed, seed=seed)
+        return estimate(*matrices, seen=seen, level=level, crossed=self.crossed, span=self._known_span(name))
 
     def difference(self, name: str, individuals: int | None = None) -> Mean:
         """Mean difference of one score, A − B."""
         one, other = self.matrices(name, individuals)
-        return mean_difference(one - other, crossed=self.crossed)
+        span = _span(one, other, self._known_span(name))
+        return mean_difference(one - other, crossed=self.crossed, span=span)
+
+    def _known_span(self, name: str) -> float | None:
+        return None if self.equal else self.spans.get(name, 0.0)
 
 
-def mean_difference(difference: Matrix, *, crossed: bool) -> Mean:
+def mean_difference(difference: Matrix, *, crossed: bool, span: float | None = 0.0) -> Mean:
     """Mean over prompts of the means over individuals, for differences (n, P) with NaN where missing.
 
     Crossed, over the `units`. Else the prompts are strata: the variance is 1/P² Σ_p s_p²/n_p, with the
     degrees of freedom of Welch and Satterthwaite, and the third moment 1/P³ Σ_p k_p/n_p², with Fisher's k of
-    prompts that have three pairs. Prompts with fewer than two are left out.
+    prompts that have three pairs. Prompts with fewer than two are left out. Without any spread the error is
+    that of pairs which were not seen and may differ by a ``span``; where that is 0 nobody knows it, and None
+    says that there are none.
     """
     if crossed:
-        return Mean.of(units(difference))
+        return Mean.of(units(difference), span=span)
     counts = np.isfinite(difference).sum(0)
     difference, counts = difference[:, counts >= 2], counts[counts >= 2]
     if difference.size == 0:
         return Mean(math.nan, math.inf, 0)
     parts = np.nanvar(difference, axis=0, ddof=1) / counts  # (P,)
     means = np.nanmean(difference, axis=0)
-    spread, freedom, skewness = parts.sum(), float((counts - 1).sum()), 0.0
-    if spread > 0:
-        freedom = float(spread**2 / (parts**2 / (counts - 1)).sum())
-        cubes = np.nansum(((difference - means) / math.sqrt(spread)) ** 3, axis=0)
-        # k_p/n_p² with k_p = n_p·cubes/((n_p − 1)(n_p − 2)); of two pairs, cubes are 0
-        skewness = float((cubes / (counts * (counts - 1) * np.maximum(counts - 2, 1))).sum())
+    spread = parts.sum()
+    if spread <= (TIE * np.nanmax(np.abs(difference))) ** 2:
+        error = 0.0 if span is None else UNSEEN * span / int(counts.sum()) if span else math.inf
+        return Mean(float(means.mean()), error, float((counts - 1).sum()))
+    freedom = float(spread**2 / (parts**2 / (counts - 1)).sum())
+    cubes = np.nansum(((difference - means) / math.sqrt(spread)) ** 3, axis=0)
+    # k_p/n_p² with k_p = n_p·cubes/((n_p − 1)(n_p − 2)); of two pairs, cubes are 0
+    skewness = float((cubes / (counts * (counts - 1) * np.maximum(counts - 2, 1))).sum())
     return Mean(float(means.mean()), math.sqrt(spread) / len(parts), freedom, skewness)
 
 
@@ -260,7 +279,7 @@ def median_interval(values: Vector, level: float) -> Interval:
 
 
 def estimate(
-    one: Matrix, other: Matrix, *, seen: int, level: float, crossed: bool = False, seed: int = 0
+    one: Matrix, other: Matrix, *, seen: int, level: float, crossed: bool = False, span: float | None = 0.0
 ) -> Estimate:
     """Of scores of A and of B, (individuals, prompts) each.
 
@@ -270,7 +289,7 @@ def estimate(
         seen: Pairs that were scored, also those that have no score.
         level: Of all intervals.
         crossed: Whether the same individuals answer every prompt.
-        seed: Of the bootstrap.
+        span: How far apart scores can lie, as far as that is known without them; None where no pair differs.
     """
     both = np.isfinite(one) & np.isfinite(other)
     kept = both.sum(0) >= 2
@@ -285,93 +304,47 @@ def estimate(
     }  # fmt: skip
     if one.size == 0:
         return Estimate(level=level, **facts)
-    mean = mean_difference(one - other, crossed=crossed)
+    mean = mean_difference(one - other, crossed=crossed, span=_span(one, other, span))
     interval, error = mean.interval(level), mean.error
     values = units(one - other) if crossed else (one - other)[both]
     reach = median_interval(values, level)
-    moments = _moments(one, other, np.ones((1, len(one))))
-    ratio, correlation = float(_ratio(moments)[0]), float(_correlation(moments)[0])
-    generator = np.random.default_rng(seed)
-    weights = generator.multinomial(len(one), np.full(len(one), 1 / len(one)), size=REDRAWS)
-    redrawn = _moments(one, other, weights.astype(float))
-    ratios, correlations = _quantiles(_ratio(redrawn), level), _quantiles(_correlation(redrawn), level)
-    paired = float(moments.of_difference[0])
-    design = math.nan if paired == 0 else error**2 * facts["pairs"] / paired if crossed else 1.0
-    independent = facts["pairs"] / (ratio * design) if ratio > 0 else math.inf
+    gain = worth(one, other, level=level, crossed=crossed)
+    design = 1.0
+    if crossed:
+        design = math.nan if gain.paired == 0 else error**2 * facts["pairs"] / gain.paired
+    independent = math.inf if gain.ratio == 0 else facts["pairs"] / (gain.ratio * design)
     return Estimate(
         difference=mean.value,
-        lower=_known(interval.lower),
-        upper=_known(interval.upper),
+        lower=known(interval.lower),
+        upper=known(interval.upper),
         level=level,
-        standard_error=_known(error),
+        standard_error=known(error),
         median=float(np.median(values)),
-        median_lower=_known(reach.lower),
-        median_upper=_known(reach.upper),
+        median_lower=known(reach.lower),
+        median_upper=known(reach.upper),
         mean_a=float(np.nanmean(one, 0).mean()),
         mean_b=float(np.nanmean(other, 0).mean()),
-        correlation=_known(correlation),
-        correlation_lower=_known(correlations.lower),
-        correlation_upper=_known(correlations.upper),
-        variance_ratio=_known(ratio),
-        variance_ratio_lower=_known(ratios.lower),
-        variance_ratio_upper=_known(ratios.upper),
-        design_effect=_known(design),
-        independent_pairs=_known(independent),
-        samples_saved=_known(independent - facts["pairs"]),
-        samples_saved_share=_known(1 - facts["pairs"] / independent),
+        correlation=known(gain.correlation),
+        correlation_lower=known(gain.correlation_ends.lower),
+        correlation_upper=known(gain.correlation_ends.upper),
+        variance_ratio=known(gain.ratio),
+        variance_ratio_lower=known(gain.ratio_ends.lower),
+        variance_ratio_upper=known(gain.ratio_ends.upper),
+        design_effect=known(design),
+        independent_pairs=known(independent),
+        samples_saved=known(independent - facts["pairs"]),
+        samples_saved_share=known(1 - facts["pairs"] / independent),
         **facts,
     )
 
 
-class _Moments(NamedTuple):
-    """Mean over prompts of variances within prompts, one per redraw: (R,) each."""
-
-    of_one: Vector
-    of_other: Vector
-    of_difference: Vector
-
-
-def _moments(one: Matrix, other: Matrix, weights: Matrix) -> _Moments:
-    """Of individuals that occur as often as the weights say, (R, n)."""
-    there = np.isfinite(one).astype(float)
-    counts = weights @ there  # (R, P)
-
-    def variance(scores: Matrix) -> Vector:
-        center = np.nanmean(scores, 0)  # a shift changes no variance, and keeps the squares small
-        shifted = np.where(there > 0, scores - center, 0.0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means = weights @ shifted / counts
-            spread = weights @ shifted**2 / counts - means**2
-            unbiased = np.where(counts >= 2, np.maximum(spread, 0.0) * counts / (counts - 1), np.nan)
-        known = np.isfinite(unbiased)
-        sums: Vector = np.where(known, unbiased, 0.0).sum(1)
-        # A spread that is rounding alone is none.
-        floor = TIE * float((shifted**2).max(initial=0.0))
-        means_of_variances: Vector = np.where(sums > floor, sums, 0.0) / np.maximum(known.sum(1), 1)
-        return means_of_variances
-
-    return _Moments(variance(one), variance(other), variance(one - other))
+def _span(one: Matrix, other: Matrix, known: float | None) -> float | None:
+    """How far apart scores lie, those that were seen among them; None where no pair can differ."""
+    both = np.concatenate([one, other])
+    seen = both[np.isfinite(both)]
+    return None if known is None else max(known, float(np.ptp(seen)) if seen.size else 0.0)
 
 
-def _ratio(moments: _Moments) -> Vector:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio: Vector = moments.of_difference / (moments.of_one + moments.of_other)
-    return ratio
-
-
-def _correlation(moments: _Moments) -> Vector:
-    covariance = (moments.of_one + moments.of_other - moments.of_difference) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        correlation: Vector = covariance / np.sqrt(moments.of_one * moments.of_other)
-    return correlation
-
-
-def _quantiles(values: Vector, level: float) -> Interval:
-    values = values[np.isfinite(values)]
-    if len(values) == 0:
-        return Interval(math.nan, math.nan)
-    return Interval(*(float(end) for end in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])))
-
-
-def _known(value: float) -> float | None:
+def known(value: float) -> float | None:
+    """The value; None where it is no number."""
     return value if math.isfinite(value) else None
