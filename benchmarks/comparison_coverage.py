@@ -2,8 +2,8 @@
 
 Differences of pairs are drawn from light, heavy and skewed laws and from rare ones, and shifted by the true
 difference. Asked is the 95% interval after few pairs, five or only two for each prompt, after many, and where
-one looks before the end and stops once it excludes 0. Student's interval, without what `statistics` does
-about skewness, stands beside.
+one looks before the end and stops once it excludes 0, or once it is narrow enough, too. Student's interval,
+without what `statistics` does about skewness, stands beside.
 
     python benchmarks/comparison_coverage.py            # some minutes on one core
     python benchmarks/comparison_coverage.py --quick    # fewer simulations
@@ -32,14 +32,18 @@ LAWS: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
     "log-normal, σ = 1.5": lambda draw, shape: (np.exp(1.5 * draw.normal(size=shape)) - np.exp(1.125)) / 8.97,
     "one in ten": lambda draw, shape: (draw.poisson(0.1, shape) - 0.1) / 0.316,
     "right or wrong": lambda draw, shape: (draw.choice([-1, 0, 1], shape, p=[0.03, 0.9, 0.07]) - 0.04) / 0.31,
+    "one in fifty": lambda draw, shape: (draw.binomial(1, 0.02, shape) - 0.02) / 0.14,
 }
+# How far apart the scores of rare differences lie, which matters where none of them is seen.
+SPANS = {"one in ten": 1 / 0.316, "right or wrong": 1 / 0.31, "one in fifty": 1 / 0.14}
 FEW, TWO, MANY = (5, 10), (2, 25), (100, 10)  # individuals for each prompt, and prompts
-LOOKS, SHIFTS, LEVEL = 5, (0.0, 0.1), 0.95
+LOOKS, SHIFTS, LEVEL, WIDTH = 5, (0.0, 0.1), 0.95, 0.25
 COLUMNS = {
     "few": "50 pairs, 10 prompts",
     "two": "50 pairs, 25 prompts",
     "many": "1,000 pairs, 10 prompts",
     "looking": "the same, after looking",
+    "narrow": f"… or once it is {WIDTH:g} wide",
 }
 OPTIONS = {"simulations": Option("of comparisons with a known difference", 2000, smoke=10, quick=200)}
 
@@ -58,12 +62,14 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
         for _ in range(arguments.simulations):
             few, two, many = (LAWS[law](draw, shape) + shift for shape in (FEW, TWO, MANY))
             for name, student in (("", False), ("_student", True)):
-                look = stopped(design, many, student=student)
+                span = SPANS.get(law, 0.0)
+                look = stopped(design, many, span, student=student)
                 intervals = {
-                    "few": mean(few, student=student).interval(LEVEL),
-                    "two": mean(two, student=student).interval(LEVEL),
-                    "many": mean(many, student=student).interval(LEVEL),
+                    "few": mean(few, span, student=student).interval(LEVEL),
+                    "two": mean(two, span, student=student).interval(LEVEL),
+                    "many": mean(many, span, student=student).interval(LEVEL),
                     "looking": look.interval,
+                    "narrow": stopped(design, many, span, student=student, width=WIDTH).interval,
                 }
                 for column, interval in intervals.items():
                     hits[column + name] += holds(interval, shift)
@@ -74,17 +80,17 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     return rows
 
 
-def mean(values: Any, *, student: bool) -> Mean:
+def mean(values: Any, span: float, *, student: bool) -> Mean:
     """With prompts as strata; of Student alone, as if there were no skewness."""
-    found = mean_difference(values, crossed=False)
+    found = mean_difference(values, crossed=False, span=span)
     return found._replace(skewness=0.0) if student else found
 
 
-def stopped(design: Design, values: Any, *, student: bool) -> Look:
-    """The look at which one stops: the first that is significant, or the last."""
+def stopped(design: Design, values: Any, span: float, *, student: bool, width: float = 0.0) -> Look:
+    """The look at which one stops: the first that is significant or narrow enough, or the last."""
     for index, count in enumerate(design.looks):
-        look = design.look(index, mean(values[:count], student=student))
-        if look.significant:
+        look = design.look(index, mean(values[:count], span, student=student))
+        if look.significant or look.repeated.upper - look.repeated.lower <= width:
             break
     return look
 

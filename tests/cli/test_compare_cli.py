@@ -105,6 +105,20 @@ def test_more_than_two_are_ranked(run, directories):
     assert "--sequential is for two sides" in str(refused.exception)
 
 
+def test_models_of_one_name_are_told_apart(run, directories):
+    """Checkpoints of two runs are often called alike."""
+    for name in ("one", "two"):
+        (directories / name).mkdir(exist_ok=True)
+        (directories / name / "final").unlink(missing_ok=True)
+        (directories / name / "final").symlink_to(directories / "ours")
+    finals = [str(directories / name / "final") for name in ("one", "two")]
+    result = run("ours", *finals, "--prompt", "Hello", "-n", 3, "--coupling", "independent", "--json")
+    assert result.exit_code == 0, result.output
+    assert set(json.loads(result.stdout)["ranking"]["by_mean"]) == {str(directories / "ours"), *finals}
+    alike = run("ours", "--prompt", "Hello", "-n", 3, "--coupling", "independent")
+    assert "will be 0" not in alike.output
+
+
 def test_settings_of_a_single_prompt_are_refused(run, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "a", "temperature": 0.5}\n', encoding="utf-8")
