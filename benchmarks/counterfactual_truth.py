@@ -223,7 +223,9 @@ def _end_to_end(arguments: argparse.Namespace) -> dict[str, Any]:
         "people": len(learned),
         "tested": len(asked),
         "mdae": float(np.median(errors[0])),
+        "interval": resampled(errors[:1], np.median),
         "prediction_mdae": float(np.median(errors[1])),
+        "prediction_interval": resampled(errors[1:], np.median),
         "ratio": float(np.median(errors[0]) / np.median(errors[1])),
         "ratio_interval": resampled(errors, lambda one, two: np.median(one) / np.median(two)),
     }
@@ -251,8 +253,8 @@ def tables(record: Record) -> list[Table]:
     if trained:
         line = (
             f"{trained['people']} people",
-            f"{trained['mdae']:.0f}",
-            f"{trained['prediction_mdae']:.0f}",
+            with_interval(trained["mdae"], trained["interval"]),
+            with_interval(trained["prediction_mdae"], trained["prediction_interval"]),
             with_interval(trained["ratio"], trained["ratio_interval"]),
             _covered(trained),
         )
