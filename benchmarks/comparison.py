@@ -31,7 +31,7 @@ from causal_qwen.conversion import load_model
 from causal_qwen.counterfactual.comparison import Judge, Said
 from causal_qwen.counterfactual.comparison.scores import PLAIN
 from causal_qwen.counterfactual.comparison.speakers import CausalTalker, speak
-from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, mean_difference
+from causal_qwen.counterfactual.comparison.statistics import Estimate, estimate, known, mean_difference
 from causal_qwen.decoder import Engine
 from causal_qwen.individual import Individual
 from causal_qwen.prompting import Settings, Speaker
@@ -108,7 +108,7 @@ def _figures(texts: Texts, name: str, coupling: str, score: str, *, shift: int =
     one = texts.scores("base", coupling.removesuffix(EQUAL), score)[: len(other)]
     found = estimate(one, np.roll(other, -shift, axis=0), seen=one.size, level=0.95)
     errors = {
-        f"mean_{side}_error": mean_difference(scores, crossed=False).error
+        f"mean_{side}_error": known(mean_difference(scores, crossed=False).error)
         for side, scores in (("a", one), ("b", other))
     }
     return {name: getattr(found, name) for name in KEPT} | errors
@@ -312,7 +312,9 @@ def _coupling(name: str) -> str:
 def _row(scores: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """Mean nats of both sides, and the variance ratio of each score."""
     nats = scores["nats"]
-    means = [f"{nats[f'mean_{side}']:.2f} ± {1.96 * nats[f'mean_{side}_error']:.2f}" for side in "ab"]
+    means = [
+        f"{nats[f'mean_{side}']:.2f} ± {1.96 * (nats[f'mean_{side}_error'] or 0.0):.2f}" for side in "ab"
+    ]
     return ", ".join(means), *(_interval(scores[score]) for score in SCORES)
 
 

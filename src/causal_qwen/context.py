@@ -26,7 +26,7 @@ def check_context(context: int, prompt: int, new_tokens: int = 1) -> None:
     if left > 0:
         remedy = f"lower max_new_tokens to {left} or less, or shorten the prompt"
     else:
-        remedy = f"shorten the prompt to {context} tokens or less"
+        remedy = f"shorten the prompt to {max(context - new_tokens + 1, 1)} tokens or less"
     raise ContextError(
         f"a prompt of {prompt} tokens and {new_tokens} new do not fit the context of {context}: {remedy}"
     )

@@ -43,6 +43,7 @@ LARGEST_SHIFT = 0.1
 DIGITS = 9
 # Medians and interval ends stay within this many times the range of the training numbers, around its middle.
 MOST_RANGES = 10.0
+ROUNDING = 1e-6  # of the range of the training numbers: a median so far beyond it is on its border
 
 
 class Numbers(NamedTuple):
@@ -141,10 +142,17 @@ def report(
     median, limits = space.decode(Y.loc), config.value_range
     if limits is None or reach is None:
         return Numbers(median, space.decode(ends[0]), space.decode(ends[1]), None)
-    extrapolates = (reach > 1) | (median < limits[0]) | (median > limits[1])
+    slack = ROUNDING * (limits[1] - limits[0])
+    extrapolates = (reach > 1) | (median < limits[0] - slack) | (median > limits[1] + slack)
     half = (law[1] - Y.loc).double() * reach.clamp(min=1).sqrt()
-    lower = space.decode(torch.where(extrapolates, Y.loc.double() - half, ends[0].double()))
-    upper = space.decode(torch.where(extrapolates, Y.loc.double() + half, ends[1].double()))
+    calibrated = [end.double() for end in ends]
+    # Never narrower than for a row that is like those of training.
+    lower = space.decode(
+        torch.where(extrapolates, torch.minimum(Y.loc.double() - half, calibrated[0]), calibrated[0])
+    )
+    upper = space.decode(
+        torch.where(extrapolates, torch.maximum(Y.loc.double() + half, calibrated[1]), calibrated[1])
+    )
     low, high = farthest(limits)
     median, lower, upper = (column.clamp(low, high) for column in (median, lower, upper))
     return Numbers(median, lower, upper, extrapolates)
@@ -199,7 +207,13 @@ def give_up_where_moved(config: Any, precision: str) -> str | None:
         config: The model's, which knows by how much since it was trained; changed in place.
         precision: "bfloat16", "int8", …
     """
-    shift = (config.precision_shifts or {}).get(precision, 0.0)
+    shifts = config.precision_shifts or {}
+    if shifts and precision.startswith("int") and precision not in shifts:
+        return (
+            f"how far {precision} moves this model's numbers was not measured when it was trained: "
+            "evaluate it in that precision"
+        )
+    shift = shifts.get(precision, 0.0)
     if shift <= LARGEST_SHIFT or config.conformal_scores is None:
         return None
     for name in ("scores", "folds", "edges", "groups"):

@@ -240,6 +240,19 @@ def test_what_was_said_has_values_where_prompts_have_digits(numeric):
     assert [number.value for number in result.factual.numbers] == pytest.approx([99.9], rel=1e-4)
 
 
+def test_an_observed_number_is_written_as_it_was(numeric):
+    """An interval would round it: the factual text is what was observed, and so is the null intervention."""
+    model, processor = numeric
+    found = abduct(model, processor, "It cost 12 or", " 99.9 euros", draws=1)
+    count = len(found.tokens)
+    result = counterfactual(model, processor, "It cost 12 or", ["It cost 12 or"], found, max_new_tokens=count)
+    assert result.factual.text == result.interventions[0].text == " 99.9 euros"
+    with pytest.raises(ValueError, match="give a list"):
+        counterfactual(model, processor, "Hello", "Bye", 3)
+    with pytest.raises(ValueError, match="give a list"):
+        counterfactual(model, processor, "Hello", [{"role": "user", "content": "Bye"}], 3)
+
+
 def test_a_number_without_read_out_noise_is_refused(numeric):
     model, processor = numeric
     noise = model.action.number_noise.item()

@@ -124,6 +124,8 @@ def cauchy_regression(
     rows = _Rows(everything, y, torch.ones_like(y, dtype=torch.bool))
     choosing = fold if folds else None
     chosen = _likeliest(rows, strengths, noise, begin, choosing)
+    # Of labels that are mostly one number, such as none of a rare event, others are not wrong for being rare.
+    doubt = doubt and not _most_are_equal(y)
     for _ in range(MOST_ROUNDS - 1 if doubt else 0):
         believed = believe(chosen.left_out, y).believed
         if bool((believed == rows.believed).all()):
@@ -186,7 +188,11 @@ def _likeliest(
     """
     believed, count = rows.believed, int(rows.believed.sum())
     known = rows.y[believed]
-    weights = _weights(known - known.median() if residuals is None else residuals[believed])
+    weights = _weights(known - known.median()) if residuals is None else _weights(residuals[believed])
+    if residuals is None and _most_are_equal(known):
+        weights = torch.ones_like(
+            known
+        )  # beside a median that most labels are, all others would weigh nothing
 
     def candidate(strength: float, weights: Tensor) -> _Candidate:
         # The scatter of fewer rows is smaller by their share.
@@ -253,6 +259,10 @@ def _weights(residuals: Tensor) -> Tensor:
 def _log_likelihood(residuals: Tensor) -> Tensor:
     beta = cauchy_scale(residuals)
     return -math.log(math.pi * beta) - (residuals / beta).square().log1p()
+
+
+def _most_are_equal(target: Tensor) -> bool:
+    return bool((target == target.median()).double().mean() >= 0.5)
 
 
 def _flat(y: Tensor, width: int, strength: float, fold: Tensor, folds: int) -> CauchyRegression:

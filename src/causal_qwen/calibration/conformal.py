@@ -49,6 +49,11 @@ class Scores(NamedTuple):
     edges: list[float] | None = None
     groups: list[int] | None = None
 
+    @classmethod
+    def kept_in(cls, config: Any) -> Scores:
+        """What a configuration keeps."""
+        return cls(*(getattr(config, f"conformal_{name}") for name in cls._fields))
+
     def keep_in(self, config: Any) -> None:
         """Set the four fields."""
         for name, column in self._asdict().items():

@@ -295,13 +295,15 @@ def solve_numbers(
     support, config.number_leverage = support_of(evenly(data.U.loc, MOST_NUMBERS), fit, rounding)
     action.keep_support(support)
     config.number_support = len(action.support.gains)
-    width = 2 * float(fit.left_out[fit.believed].abs().quantile(0.9))
+    width = max(2 * float(fit.left_out[fit.believed].abs().quantile(0.9)), NARROWEST)
     config.precision_shifts = {
         name: float((error @ fit.slope).abs().median()) / width
         for name, error in kept_back.items()
         if len(error)
     }
-    if left_out:
+    if left_out and len(fit.fold) == 0:
+        logger.warning("too few rows to leave some out: intervals stay the quantiles of the Cauchy law")
+    elif left_out:
         action.keep_folds(fit.fold_slopes, fit.fold_intercepts)
         config.number_folds = len(fit.fold_slopes)
         scores = fit.left_out.abs() / action.numbers(data.U).scale.double()

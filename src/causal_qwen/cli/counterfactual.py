@@ -63,6 +63,7 @@ def command(
         temperature=temperature,
         persistence=persistence,
         density_floor=density_floor,
+        level=level,
     )
     causal, processor = load(model, device=device, dtype=dtype)
     from causal_qwen.counterfactual import abduct, counterfactual
@@ -96,6 +97,7 @@ def command(
         person,
         max_new_tokens=max_new_tokens,
         persistence=persistence,
+        interval_level=level,
         **options,
     )
     if as_json:
@@ -106,10 +108,11 @@ def command(
 
 def _number(model: CausalLM, observed: str) -> float | None:
     """The number that was observed; None if it is a text, or the model writes digits as text."""
-    from causal_qwen.data.fields import number_in
+    from causal_qwen.numbers import scan
 
-    number = number_in(observed, "--observed") if model.writes_numbers else None
-    return None if number is None else float(number)
+    numbers = scan(observed.strip()) if model.writes_numbers else []
+    whole = len(numbers) == 1 and (numbers[0].start, numbers[0].end) == (0, len(observed.strip()))
+    return float(numbers[0].value) if whole else None
 
 
 def _show_numbers(prompt: str, prompts: list[str], numbers: CounterfactualNumbers, as_json: bool) -> None:
@@ -131,7 +134,7 @@ def _show_numbers(prompt: str, prompts: list[str], numbers: CounterfactualNumber
         beyond = " (beyond what training has seen)" if record["extrapolates"] else ""
         rows.append((other, f"{record['median']:.6g}{beyond}", interval, f"{record['prediction']:.6g}"))
     title = f"{prompt} {records[0]['observed']:.6g} (rank {records[0]['rank']:.1%})"
-    print_table(title, rows, header=("instead", "median", f"{numbers.level:.0%}", "not observed"))
+    print_table(title, rows, header=("instead", "median", f"{100 * numbers.level:.6g}%", "not observed"))
 
 
 def _show(result: Counterfactual) -> None:

@@ -54,7 +54,7 @@ def command(
     precision = original.model.dtype
     if device:
         original.model.to(device)
-    reference = remember(original, sample or bundled_text("heldout"), watch=bar)
+    reference = remember(original, bundled_text("heldout") if sample is None else sample, watch=bar)
     del original  # so that one model at a time is in memory
     if converted:
         causal, _ = load_model(model, dtype=precision)

@@ -208,7 +208,7 @@ def _answer(record: Mapping[str, Any], level: float) -> Iterator[tuple[str, obje
     """What is shown of one prediction."""
     yield "median", record["median"]
     yield (
-        f"{level:.0%} interval",
+        f"{100 * level:.6g}% interval",
         " to ".join(
             "unbounded" if record[end] is None else f"{record[end]:.6g}" for end in ("lower", "upper")
         ),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 __all__ = [
     "Branch",
     "Counterfactual",
+    "check_prompts",
     "compared",
     "counterfactual",
     "edit_distance",
@@ -39,6 +41,7 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
 }
+REPLAYED = 1e-3  # relative: a number that is so near to the observed one is that one
 OWN_OPTIONS = ("inference_mode", "return_dict_in_generate", "num_return_sequences", "num_beams", "streamer")
 
 
@@ -153,10 +156,12 @@ def counterfactual(
     refused = [name for name in OWN_OPTIONS if name in options]
     if refused:
         raise ValueError(f"{refused[0]} cannot be given: each text is one causal path of one individual")
+    check_prompts(interventions)
     if noise not in get_args(Noise):
         raise ValueError(f"noise is {noise!r:.80}; choose one of {', '.join(get_args(Noise))}")
+    observed: Sequence[float] = ()
     if isinstance(individual, Abduction):
-        options = individual.settings | options
+        options, observed = individual.settings | options, individual.values
         individual = individual.individuals[0]
     (person,) = one_per_row(individual, 1)
     after = Individual((person.seed + 1) % SEEDS, person.persistence, world=person.world)
@@ -164,13 +169,23 @@ def counterfactual(
     options = {"do_sample": True, "max_new_tokens": max_new_tokens} | options
     if person.path is not None:
         options = unprocessed(model) | options  # the control too, so that it differs by its noise alone
-    factual = _branch(model, processor, factual_prompt, person, options)
+    factual = _branch(model, processor, factual_prompt, person, options, observed)
     branches, same = [], person
     for prompt in interventions:
         same = same.redrawn() if noise == "redrawn" else same
-        branches.append(compared(_branch(model, processor, prompt, same, options), factual))
+        branches.append(compared(_branch(model, processor, prompt, same, options, observed), factual))
     chance = compared(_branch(model, processor, factual_prompt, other, options), factual)
     return Counterfactual(factual, tuple(branches), chance, person, noise)
+
+
+def check_prompts(interventions: Any) -> None:
+    """Refuse one prompt where several are meant.
+
+    Raises:
+        ValueError: If it is a text, or the messages of one chat.
+    """
+    if isinstance(interventions, str) or any(isinstance(one, Mapping) for one in interventions):
+        raise ValueError("interventions are several prompts; give a list, also of a single one")
 
 
 def edit_distance(first: Sequence[object], second: Sequence[object]) -> int:
@@ -201,13 +216,26 @@ def _branch(
     prompt: Prompt,
     person: Individual,
     options: dict[str, Any],
+    observed: Sequence[float] = (),
 ) -> Branch:
+    """One text; numbers that were observed are written as they were, not as an interval would round them."""
     inputs: dict[str, Any] = {**prompt_batch(processor, [prompt], model.device)}
     output = model.generate(
         **inputs, **options, inference_mode="causal", individual=person, return_dict_in_generate=True
     )
     said = output.after(inputs["input_ids"].shape[1])
-    (text,) = processor.batch_decode(said, skip_special_tokens=True)
+    columns = [said.numeric_values, said.numeric_lower, said.numeric_upper]
+    if any(observed) and None not in columns:
+        columns = [column.clone() for column in columns]
+        for position, value in enumerate(observed[: said.sequences.shape[1]]):
+            is_number = said.sequences[0, position] == processor.num_token_id
+            if is_number and math.isclose(float(said.numeric_values[0, position]), value, rel_tol=REPLAYED):
+                for column in columns:
+                    column[0, position] = value
+    values, lower, upper = columns
+    (text,) = processor.batch_decode(
+        said.sequences, values, numeric_lower=lower, numeric_upper=upper, skip_special_tokens=True
+    )
     tokens = tuple(said.sequences[0].tolist())
     return Branch(prompt, text, tokens, said.numbers(processor.num_token_id), person)
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from string import Formatter
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,6 +25,7 @@ from causal_qwen.cauchy import Cauchy, central_multiple
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.context import check_context
 from causal_qwen.counterfactual.evidence import AbductionError
+from causal_qwen.counterfactual.interventions import check_prompts
 from causal_qwen.counterfactual.redrawing import RedrawnLaw
 from causal_qwen.data import (
     BadRows,
@@ -121,6 +123,7 @@ def counterfactual_number(
         AbductionError: If the model's numbers have no law to invert.
         ValueError: If a prompt is empty or too long, or a value or option is out of range.
     """
+    check_prompts(interventions)
     prompts = [factual_prompt, *interventions]
     rows = []
     for index, prompt in enumerate(prompts):
@@ -169,6 +172,9 @@ def counterfactual_numbers(
         raise ValueError("the reading has no target: name the field whose number was observed")
     if isinstance(interventions, Mapping):
         fields = [name for name in (rows[0] if rows else interventions) if name != reading.target]
+        if reading.template is not None:  # what it does not say changes nothing
+            said = {name for _, name, _, _ in Formatter().parse(reading.templates[0])}
+            fields = [name for name in fields if name in said]
         wrong = [name for name in interventions if name not in fields]
         if wrong:
             raise ValueError(f"the intervention sets {wrong[0]!r}; it can set {', '.join(fields)}")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import EarlyStoppingCallback, TrainingArguments, set_seed
 
 from causal_qwen.calibration import set_value_space, wake_numbers
-from causal_qwen.calibration.number_head import forget_numbers
+from causal_qwen.calibration.number_head import FEWEST_NUMBERS, forget_numbers
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.conversion import read_checkpoint
 from causal_qwen.conversion.files import atomic_directory
@@ -28,6 +28,7 @@ from causal_qwen.data.reading import RECIPE_FILE
 from causal_qwen.data.settings import read_settings
 from causal_qwen.directories import check_output_directory, check_space
 from causal_qwen.evaluation import evaluate
+from causal_qwen.heads import NUM_BIAS
 from causal_qwen.processing_causal_qwen2 import CausalQwen2Processor
 from causal_qwen.training.card import model_card
 from causal_qwen.training.checkpoints import enter_workspace, flush_to_disk, last_checkpoint, leave_workspace
@@ -155,6 +156,7 @@ def _run(
     collator = Collator.of(processor)
     batches = partial(batches_of, collator=collator, batch_size=recipe.batch_size)
     _prepare_model(model, recipe, parts)
+    has_numbers = model.writes_numbers
 
     prepared = trainable(model, recipe, parts, collator, arguments)
     checkpoint = last_checkpoint(workspace / "checkpoints") if resume else None
@@ -196,6 +198,8 @@ def _run(
     if is_main:
         if progress is not None:
             progress("calibrating and evaluating …")
+        if not has_numbers:  # words alone move b of <NUM> too, which has nothing to say
+            trained.action.bias.data[trained.config.num_token_id] = NUM_BIAS
         moved = calibrate(trained, processor, recipe, parts, batches, data)
         metrics = facts | measure(trained)
         _save(trained, adapter, processor, recipe, metrics, parts, workspace, moved, overwrite=overwrite)
@@ -251,8 +255,11 @@ def _prepare_model(model: CausalLM, recipe: TrainingRecipe, parts: Rows) -> None
     forget_numbers(model)  # what was seen and calibrated belongs to the model as it was
     if config.num_token_id is None:
         raise ValueError(f"{recipe.model} has no <NUM> token; `causal-qwen convert` its base")
-    if not model.writes_numbers:
-        set_value_space(model, recipe.value_space, numbers_of(parts.sample, config.num_token_id))
+    numbers = numbers_of(parts.sample, config.num_token_id)
+    is_solved = len(numbers) >= FEWEST_NUMBERS and float(numbers.min()) < float(numbers.max())
+    if is_solved or not model.writes_numbers:  # else a head that was solved before stays, in its space
+        set_value_space(model, recipe.value_space, numbers)
+    if len(numbers) and not model.writes_numbers:
         wake_numbers(model)
 
 

@@ -17,6 +17,7 @@ from causal_qwen.calibration import (
     rounding_errors,
     solve_numbers,
 )
+from causal_qwen.calibration.conformal import Scores
 from causal_qwen.calibration.number_head import FEWEST_NUMBERS, NOISE_ROWS
 from causal_qwen.causal_lm import CausalLM
 from causal_qwen.data import Encoded
@@ -78,8 +79,11 @@ def calibrate(
     if held_out := parts.calibration or parts.validation:
         recalibrate_gain(model, batches(held_out), seed=recipe.seed)
     if parts.calibration:
-        rows = batches(parts.calibration)
+        rows, before = batches(parts.calibration), Scores.kept_in(model.config)
         fit_conformal(model, rows, groups=recipe.interval_groups, seed=recipe.seed)
+        if model.config.conformal_scores is None and before.scores is not None:
+            logger.warning("intervals stay those of the training rows, each left out once")
+            before.keep_in(model.config)
     return moved
 
 
@@ -112,6 +116,7 @@ def _place_in_table(
 
     Where the row of <NUM> is how values are read, it stays.
     """
+    frozen = data is not None
     if data is None:
         data = solve(model, recipe, parts, batches, frozen=False)
     move = not _holds_rows(recipe)
@@ -119,7 +124,20 @@ def _place_in_table(
     if parts.eos_token_id is not None:
         ends = batches(parts.sample[:NOISE_ROWS])
         moved |= place_end_token(model, parts.eos_token_id, data, ends, move_row=move)
+    if moved and model.config.tie_word_embeddings and _reads_moved(model, parts):
+        solve(model, recipe, parts, batches, frozen=frozen)
     return moved
+
+
+def _reads_moved(model: CausalLM, parts: Rows) -> bool:
+    """Whether a row has <NUM> or the end, as of a chat's turns, before a number that is learned."""
+    num, moved = model.config.num_token_id, {model.config.num_token_id, parts.eos_token_id}
+
+    def reads(row: Encoded) -> bool:
+        learned = [place for place, label in enumerate(row.labels) if label == num]
+        return bool(learned) and any(token in moved for token in row.input_ids[: learned[-1]])
+
+    return any(map(reads, parts.sample))
 
 
 def _holds_rows(recipe: TrainingRecipe) -> bool:

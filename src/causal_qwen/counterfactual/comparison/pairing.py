@@ -30,6 +30,7 @@ class Interval(NamedTuple):
     upper: float
 
 
+LARGEST = 2.0  # ratio: of scores that are each other's opposite
 UNKNOWN = Interval(math.nan, math.nan)
 
 
@@ -84,7 +85,7 @@ def worth(one: Matrix, other: Matrix, *, level: float, crossed: bool) -> Worth:
         share = 1 - (1 - level) ** (1 / int(np.isfinite(one).sum()))
         ratio_ends, correlation_ends = Interval(0.0, share), Interval(1 - share, 1.0)
     else:
-        ratio_ends = ends(ratio, _ratio(*left_out), 0.0, math.inf, LOGARITHM)
+        ratio_ends = ends(ratio, _ratio(*left_out), 0.0, LARGEST, LOGARITHM)
         correlation_ends = UNKNOWN
         if math.isfinite(correlation) and np.isfinite(correlations := _correlation(*left_out))[there].all():
             correlation_ends = ends(correlation, correlations, -1.0, 1.0, FISHER)
