@@ -19,6 +19,9 @@ def test_the_last_new_token_takes_no_position():
         ContextError, match=r"9 tokens and 1 new .* context of 8: shorten the prompt to 8 tokens"
     ):
         check_context(8, 9)
+    with pytest.raises(ContextError, match="shorten the prompt to 5 tokens"):
+        check_context(8, 9, 4)
+    check_context(8, 5, 4)
 
 
 @pytest.mark.parametrize("native", [False, True])

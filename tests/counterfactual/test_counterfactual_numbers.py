@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from causal_qwen import counterfactual_number, counterfactual_numbers
 from causal_qwen.calibration import number_data, set_value_space, solve_numbers
 from causal_qwen.cauchy import Cauchy
 from causal_qwen.cli import app
+from causal_qwen.cli import counterfactual as command_line
 from causal_qwen.counterfactual import AbductionError
 from causal_qwen.counterfactual.redrawing import RedrawnLaw
 from causal_qwen.data import Reading
@@ -248,11 +250,13 @@ def test_bad_tables_are_refused(model, processor):
     for interventions, options, message in (
         ({"when": "now"}, {}, "sets 'when'; it can set who, what"),
         ({"score": 4}, {}, "sets 'score'; it can set who, what"),
+        ({"id": 9}, {"rows": [rows[0] | {"id": 1}]}, "sets 'id'; it can set who, what"),  # nobody reads it
         (rows * 2, {}, "2 interventions for 1 rows"),
         ({"what": "rum"}, {"reading": Reading("{who} took {what}")}, "no target"),
     ):
+        asked = {"rows": rows, "reading": READING} | options
         with pytest.raises(ValueError, match=message):
-            counterfactual_numbers(model, processor, rows, interventions, **{"reading": READING} | options)
+            counterfactual_numbers(model, processor, interventions=interventions, **asked)
     for score, message in ((None, "row 0: score is empty"), ("much", "row 0: score is 'much', not a number")):
         with pytest.raises(ValueError, match=message):
             counterfactual_numbers(model, processor, [rows[0] | {"score": score}], {}, reading=READING)
@@ -285,3 +289,11 @@ def test_an_observed_number_is_answered_by_numbers(tmp_path, model, processor):
     shown = CliRunner().invoke(app, [*words, "--noise", "redrawn"], catch_exceptions=False).stdout
     assert "A nurse earns" in shown
     assert "not observed" in shown
+
+
+@pytest.mark.parametrize(
+    ("observed", "number"), [("27", 27.0), (" 1,234.5 ", 1234.5), ("-3e2", -300.0), ("27 years", None)]
+)
+def test_a_number_on_the_command_line_is_any_that_texts_are_read_for(observed, number):
+    assert command_line._number(SimpleNamespace(writes_numbers=True), observed) == number
+    assert command_line._number(SimpleNamespace(writes_numbers=False), observed) is None
