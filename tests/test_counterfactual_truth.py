@@ -67,7 +67,7 @@ def test_sentences_are_read_once_for_both_worlds_and_as_one_text(tmp_path):
     worlds = importlib.import_module("worlds")
     sentences, clauses = ["A short one.", "And a longer one, of 12 words."], (" Not so. It is", " So it is")
     file = tmp_path / "features" / "kept.npz"
-    found, rounding = worlds.both_worlds(str(tmp_path / "base"), sentences, clauses, file)
+    found, errors = worlds.both_worlds(str(tmp_path / "base"), sentences, clauses, file)
     model, processor = load_model(str(tmp_path / "base"))
     for index, sentence in enumerate(sentences):
         for world, clause in enumerate(clauses):
@@ -77,9 +77,10 @@ def test_sentences_are_read_once_for_both_worlds_and_as_one_text(tmp_path):
             torch.testing.assert_close(found[index, world], whole, rtol=1e-4, atol=1e-4)
     kept = worlds.both_worlds("nothing", sentences, clauses, file)
     assert torch.equal(kept.loc_U, found)
-    assert torch.equal(kept.rounding, rounding)
-    assert (torch.linalg.eigvalsh(rounding) > -1e-9).all()
-    assert rounding.diagonal().min() > 0
+    assert torch.equal(kept.errors, errors)
+    assert (torch.linalg.eigvalsh(kept.rounding.moment) > -1e-9).all()
+    assert kept.rounding.moment.diagonal().min() > 0
+    assert 0 < kept.rounding.variance <= kept.rounding.moment.diagonal().mean()
 
 
 def test_heads_and_spaces_are_chosen_by_factual_rows(monkeypatch):
