@@ -188,11 +188,12 @@ def _likeliest(
     """
     believed, count = rows.believed, int(rows.believed.sum())
     known = rows.y[believed]
-    weights = _weights(known - known.median()) if residuals is None else _weights(residuals[believed])
-    if residuals is None and _most_are_equal(known):
-        weights = torch.ones_like(
-            known
-        )  # beside a median that most labels are, all others would weigh nothing
+    if residuals is not None:
+        weights = _weights(residuals[believed])
+    elif _most_are_equal(known):  # beside a median that most labels are, all others would weigh nothing
+        weights = torch.ones_like(known)
+    else:
+        weights = _weights(known - known.median())
 
     def candidate(strength: float, weights: Tensor) -> _Candidate:
         # The scatter of fewer rows is smaller by their share.
